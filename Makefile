@@ -1,0 +1,67 @@
+# Two commands do everything on a fresh machine:  make demo  and  make test.
+# Both make the virtual environment in $(VENV) on first use and install castiron again when its sources change.
+
+PYTHON ?= python3
+VENV   ?= .venv
+DEMO   ?= demo
+JOBS   ?= 2
+BIN    := $(VENV)/bin
+# Only building engines needs torch. This release has a CPU build and is the one the tests run with.
+TORCH  ?= torch==2.13.0
+
+SOURCES := pyproject.toml $(shell find CMakeLists.txt cpp castiron graph calibration plugins build engines runtime \
+             -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
+
+.PHONY: demo test lint cpp-test python-test system-packages clean
+
+demo: $(VENV)/installed-build
+	$(BIN)/python examples/demo.py --dir $(DEMO)
+
+test: lint cpp-test python-test
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p castiron
+	find cpp -name '*.h' -o -name '*.cc' -o -name '*.inl' | xargs $(BIN)/clang-format --dry-run --Werror
+
+# The C++ tests run under AddressSanitizer and UBSan, the engine loop under ThreadSanitizer as well.
+cpp-test: $(VENV)/installed-dev
+	cmake -S . -B _build_asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCASTIRON_TESTS=ON -DCASTIRON_WERROR=ON -DCASTIRON_SANITIZE=address,undefined
+	cmake --build _build_asan -j $(JOBS)
+	ctest --test-dir _build_asan --output-on-failure
+	cmake -S . -B _build_tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCASTIRON_TESTS=ON -DCASTIRON_WERROR=ON -DCASTIRON_SANITIZE=thread
+	cmake --build _build_tsan -j $(JOBS)
+	ctest --test-dir _build_tsan --output-on-failure
+
+python-test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest
+
+# Compilers and headers, where they are missing and this user may install them.
+system-packages:
+	@missing=""; \
+	for pair in g++:g++ cmake:cmake ninja:ninja-build; do \
+	  command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair##*:}"; done; \
+	test -e /usr/include/doctest/doctest.h || missing="$$missing doctest-dev"; \
+	$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || missing="$$missing python3-dev"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; \
+	else echo "install these packages first:$$missing" >&2; exit 1; fi
+
+$(VENV)/python: | system-packages
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q $(TORCH)
+	touch $@
+
+$(VENV)/installed-build: $(VENV)/python $(SOURCES)
+	$(BIN)/pip install -q ".[build]"
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/python $(SOURCES)
+	$(BIN)/pip install -q ".[build,dev]"
+	touch $@ $(VENV)/installed-build
+
+clean:
+	rm -rf $(VENV) $(DEMO) _build*
