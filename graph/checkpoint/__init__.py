@@ -1,0 +1,14 @@
+"""Reading checkpoints: which tensors there are, where they lie, and which parameter each one is."""
+
+from .checkpoint import AccountReport, Checkpoint
+from .config import eos_token_ids
+from .safetensors_file import TensorInfo, read_header, write_safetensors
+
+__all__ = [
+    "AccountReport",
+    "Checkpoint",
+    "TensorInfo",
+    "eos_token_ids",
+    "read_header",
+    "write_safetensors",
+]

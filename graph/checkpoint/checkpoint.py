@@ -1,0 +1,312 @@
+"""A checkpoint: config, tensors by name, and the rules that tie the two to the transformers model."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from castiron.errors import CheckpointError, UnsupportedModelError
+
+from .config import eos_token_ids, read_config, read_generation_config
+from .files import FileReader
+from .locate import locate
+from .names import ModelNames, ignorable_reason, model_names, renamed, spellings
+from .safetensors_file import TensorInfo
+from .shards import read_shards
+
+#: Piece size for whole-tensor comparisons: large enough for the disk, small beside any working set.
+_COMPARE_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class AccountReport:
+    """Where every stored tensor went: used by the graph, or left out for a reason."""
+
+    used: tuple[str, ...]
+    ignored: Mapping[str, str]
+
+
+class Checkpoint:
+    """An open checkpoint. Tensors are read on demand, by row ranges, into memory of the caller.
+
+    ``source``      what the user named (folder, GGUF file or hub id)
+    ``folder``      the folder that is read: the source, or its converted form
+    ``config``      config.json, ``generation_config`` likewise ({} when there is none)
+    ``tensors``     every stored tensor that counts, by stored name
+    ``notes``       sentences for the user: files left out, conversions, ties
+    """
+
+    def __init__(self, source: str, folder: Path, notes: tuple[str, ...] = ()) -> None:
+        self.source = source
+        self.folder = folder
+        self.config: Mapping[str, Any] = MappingProxyType(read_config(folder))
+        self.generation_config: Mapping[str, Any] = MappingProxyType(read_generation_config(folder))
+        shards = read_shards(folder)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(shards.tensors)
+        self.notes: list[str] = [*notes, *shards.notes]
+        self._files = FileReader()
+
+    @classmethod
+    def open(cls, source: str | Path) -> Checkpoint:
+        """Open a Hugging Face folder, a GGUF file, or a hub id.
+
+        Folders with only ``pytorch_model.bin`` and GGUF files are converted, without loss, into a cached
+        safetensors folder; ``notes`` says so. Raises ``CheckpointError`` for anything incomplete or inconsistent.
+        """
+        located = locate(source)
+        return cls(str(source), located.folder, located.notes)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files. Reading afterwards opens them again."""
+        self._files.close()
+        self._files = FileReader()
+
+    # -- tensors ---------------------------------------------------------------------------------------------
+
+    def info(self, name: str) -> TensorInfo:
+        """The stored tensor ``name``."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            close = difflib.get_close_matches(name, self.tensors, n=3)
+            hint = f"; it has {', '.join(close)}" if close else ""
+            raise CheckpointError(f"{self.folder}: has no tensor {name!r}{hint}.") from None
+
+    def read(
+        self,
+        name: str,
+        start: int | None = None,
+        stop: int | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """Rows ``[start, stop)`` of axis 0, in the stored dtype; the whole tensor by default.
+
+        ``out`` is a C-contiguous array of the right dtype and of at least the size needed; its beginning is
+        filled and returned as a view, so that one buffer serves many reads.
+        """
+        tensor = self.info(name)
+        if not tensor.shape:
+            if start is not None or stop is not None:
+                raise ValueError(f"{name} is a scalar; it has no rows")
+            shape: tuple[int, ...] = ()
+            offset = tensor.offset
+        else:
+            rows = tensor.shape[0]
+            start, stop = 0 if start is None else start, rows if stop is None else stop
+            if not 0 <= start <= stop <= rows:
+                raise ValueError(f"{name} has {rows} rows; asked for [{start}, {stop})")
+            shape = (stop - start, *tensor.shape[1:])
+            offset = tensor.offset + start * (tensor.nbytes // rows if rows else 0)
+        count = int(np.prod(shape, dtype=np.int64))
+        if out is None:
+            out = np.empty(shape, tensor.dtype)
+        elif out.dtype != tensor.dtype or out.size < count or not out.flags.c_contiguous:
+            raise ValueError(f"{name}: out must be contiguous {tensor.dtype} of at least {count} elements")
+        else:
+            out = out.reshape(-1)[:count].reshape(shape)
+        if count:
+            self._files.read_into(tensor.file, offset, out)
+        return out
+
+    def row_chunks(self, name: str, max_bytes: int) -> Iterator[tuple[int, int]]:
+        """Row ranges that cover axis 0 in pieces of at most ``max_bytes`` (at least one row)."""
+        tensor = self.info(name)
+        rows = tensor.shape[0]
+        step = max(1, max_bytes // max(1, tensor.nbytes // max(1, rows)))
+        for start in range(0, rows, step):
+            yield start, min(rows, start + step)
+
+    # -- the transformers model ------------------------------------------------------------------------------
+
+    @cached_property
+    def hf_config(self) -> Any:
+        """The config as transformers reads it (class defaults filled in)."""
+        from transformers import AutoConfig  # imports torch's neighbourhood; only builds come here
+
+        try:
+            return AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # transformers raises many kinds on a config it does not like
+            raise UnsupportedModelError(
+                f"{self.folder / 'config.json'}: transformers rejects it: {_first_line(error)}"
+            ) from error
+
+    @cached_property
+    def model_class(self) -> type[Any]:
+        """The transformers class that generates text with this config."""
+        from transformers import AutoModelForCausalLM
+
+        mapping = AutoModelForCausalLM._model_mapping
+        try:
+            return mapping[type(self.hf_config)]  # type: ignore[no-any-return]
+        except KeyError:
+            raise UnsupportedModelError(
+                f"{self.folder}: model_type {self.config['model_type']!r} has no text-generation class in "
+                "transformers; castiron builds decoder language models."
+            ) from None
+
+    @cached_property
+    def names(self) -> ModelNames:
+        """The naming rules of the architecture."""
+        return model_names(self.model_class, str(self.hf_config.model_type))
+
+    @cached_property
+    def _stored_by_parameter(self) -> dict[str, str]:
+        return renamed(self.tensors, self.names)
+
+    def _lookup(self, parameter: str) -> TensorInfo | None:
+        for spelling in spellings(parameter, self.names.base_prefix):
+            stored = self._stored_by_parameter.get(spelling)
+            if stored is not None:
+                return self.tensors[stored]
+        return None
+
+    @cached_property
+    def _tie_partners(self) -> dict[str, str]:
+        """Both directions of every tied pair; empty when nothing is tied."""
+        flag = bool(getattr(self.hf_config, "tie_word_embeddings", False))
+        origin = "config.json says" if "tie_word_embeddings" in self.config else "config default is"
+        partners: dict[str, str] = {}
+        for target, source in self.names.tied.items():
+            if set(target) & set("*[(\\"):
+                continue  # a pattern over inner layers: those parameters are stored like all others
+            head, embedding = self._lookup(target), self._lookup(source)
+            stated = f"{self.folder}: {origin} tie_word_embeddings={str(flag).lower()}"
+            if not flag:
+                if (head is None) != (embedding is None):
+                    here, absent = (source, target) if head is None else (target, source)
+                    raise CheckpointError(
+                        f"{stated}, but only {here!r} is stored and {absent!r} is not. If the model ties its "
+                        'head to the embedding, set "tie_word_embeddings": true; else a tensor is missing.'
+                    )
+                continue
+            if head is not None and embedding is not None:
+                if not self._equal(head, embedding):
+                    raise CheckpointError(
+                        f"{stated}, but {head.name!r} and {embedding.name!r} are both stored and differ. Set "
+                        '"tie_word_embeddings": false if the head is its own, or remove the wrong tensor.'
+                    )
+                self.notes.append(f"{head.name} equals {embedding.name} and is tied to it")
+            partners[target], partners[source] = source, target
+        return partners
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding; decided from the config and the tensors."""
+        return bool(self._tie_partners)
+
+    def resolve(self, parameter: str) -> TensorInfo:
+        """The stored tensor behind a parameter or persistent buffer of the transformers model.
+
+        Takes transformers' renamings, a left-out base-model prefix and ties into account. Of a tied pair both
+        names resolve to the same tensor: the embedding's, if stored. ``CheckpointError`` if there is none.
+        """
+        partner = self._tie_partners.get(parameter)
+        candidates = [parameter] if partner is None else [parameter, partner]
+        if partner is not None and parameter in self.names.tied:
+            candidates.reverse()
+        for candidate in candidates:
+            found = self._lookup(candidate)
+            if found is not None:
+                return found
+        close = difflib.get_close_matches(parameter, self.tensors, n=3)
+        raise CheckpointError(
+            f"{self.folder}: no stored tensor for the parameter {' or '.join(map(repr, candidates))} of "
+            f"{self.names.class_name}{f'; nearest: {chr(44).join(close)}' if close else ''}. The checkpoint is "
+            "incomplete, or config.json belongs to another model."
+        )
+
+    def account(
+        self, used: Collection[str], unused_parameters: Mapping[str, str] | None = None
+    ) -> AccountReport:
+        """Check that every stored tensor is used or known to be ignorable.
+
+        ``used`` are stored names (``resolve(...).name``). ``unused_parameters`` are stored names that belong to
+        the model but play no part in its logits, with the reason, found by the caller. Raises
+        ``CheckpointError`` naming what is missing or left over.
+        """
+        missing = sorted(set(used) - set(self.tensors))
+        if missing:
+            raise CheckpointError(
+                f"{self.folder}: the model uses tensors that are not stored: {_some(missing)}."
+            )
+        ignored: dict[str, str] = {}
+        unknown: list[str] = []
+        excused = unused_parameters or {}
+        twins = {self.resolve(target).name: target for target in self._tie_partners}
+        for name in sorted(set(self.tensors) - set(used)):
+            reason = (
+                excused.get(name)
+                or self._tied_copy(name, twins)
+                or ignorable_reason(name, self.tensors[name].shape, self.config, self.names)
+            )
+            if reason is None:
+                unknown.append(name)
+            else:
+                ignored[name] = reason
+        if unknown:
+            raise CheckpointError(
+                f"{self.folder}: {len(unknown)} stored tensors have no place in {self.names.class_name}: "
+                f"{_some(unknown)}. config.json may belong to another model; a model that needs them would be "
+                "wrong without them. Remove them if they are not part of the model."
+            )
+        return AccountReport(tuple(sorted(used)), MappingProxyType(ignored))
+
+    def _tied_copy(self, name: str, twins: Mapping[str, str]) -> str | None:
+        for parameter in self._tie_partners:
+            stored = self._lookup(parameter)
+            if stored is not None and stored.name == name and name not in twins:
+                return f"copy of the tied {self.resolve(parameter).name}"
+        return None
+
+    def _equal(self, first: TensorInfo, second: TensorInfo) -> bool:
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            return False
+        return all(
+            np.array_equal(
+                self.read(first.name, start, stop).view(np.uint8),
+                self.read(second.name, start, stop).view(np.uint8),
+            )
+            for start, stop in self.row_chunks(first.name, _COMPARE_BYTES)
+        )
+
+    # -- facts for the manifest ------------------------------------------------------------------------------
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a sequence; see ``config.eos_token_ids``."""
+        return eos_token_ids(self.config, self.generation_config)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over the config and every tensor's name, dtype, shape and place; weights are not read."""
+        digest = hashlib.sha256(json.dumps(dict(self.config), sort_keys=True).encode())
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name]
+            digest.update(
+                repr((name, tensor.dtype.name, tensor.shape, tensor.file.name, tensor.offset)).encode()
+            )
+        return digest.hexdigest()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

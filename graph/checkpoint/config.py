@@ -1,0 +1,80 @@
+"""config.json and generation_config.json, and the fields that come in several spellings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from castiron.errors import CheckpointError
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object; ``CheckpointError`` names the file otherwise."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: not found; expected a Hugging Face checkpoint folder.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, expected a JSON object.")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config; quantized checkpoints are refused."""
+    config = read_json_object(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: 'model_type' is {config.get('model_type')!r}, expected the name of a "
+            "transformers architecture such as 'llama'."
+        )
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if quantization:
+        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else "?"
+        raise CheckpointError(
+            f"{folder}: the checkpoint is quantized (quant_method {method!r}); this version builds from float32, "
+            "float16 and bfloat16 weights. Use the unquantized checkpoint of the model."
+        )
+    return config
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """generation_config.json, or an empty dict: the file is optional."""
+    path = folder / "generation_config.json"
+    return read_json_object(path) if path.is_file() else {}
+
+
+def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every token that ends a sequence, ascending and unique.
+
+    ``eos_token_id`` may stand in the config, in its text part and in the generation config, as a number or as a
+    list; models keep end-of-turn tokens in one and end-of-text in the other, so the union counts. Ids that the
+    vocabulary does not have are an error.
+    """
+    text = config.get("text_config")
+    places: list[tuple[str, Mapping[str, Any]]] = [("config.json", config)]
+    if isinstance(text, Mapping):
+        places.append(("config.json: text_config", text))
+    places.append(("generation_config.json", generation_config))
+    vocab_size = config.get("vocab_size") or (text or {}).get("vocab_size")
+    found: set[int] = set()
+    for place, values in places:
+        value = values.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if token is None:
+                continue
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise CheckpointError(f"{place}: eos_token_id holds {token!r}; expected token ids.")
+            if token == -1:  # written by some tools for "none"
+                continue
+            if token < 0 or (isinstance(vocab_size, int) and token >= vocab_size):
+                raise CheckpointError(
+                    f"{place}: eos_token_id {token} is outside the vocabulary of {vocab_size} tokens; correct it."
+                )
+            found.add(token)
+    return tuple(sorted(found))
