@@ -1,0 +1,141 @@
+"""Cross-checks of a program that its schema cannot express: names, references, places in the arena, weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NoReturn
+
+from castiron.errors import EngineError
+
+from .kernels import KERNELS, attr_fits
+from .program import PROGRAM_FORMAT, Program, Step, Value, Weight
+from .weights_file import ALIGNMENT, TensorEntry, layout_bytes
+
+_FED = {"token_ids": ("i32", ["T"]), "positions": ("i32", ["T"]), "logit_rows": ("i32", ["N"])}
+_CODES = {"f32": "F32", "bf16": "BF16"}
+
+
+def check_program(program: Program, tensors: Mapping[str, TensorEntry]) -> None:
+    """Raise EngineError unless ``program`` is consistent in itself and with the tensors of rank0.safetensors."""
+    _Checker(program).run(tensors)
+
+
+class _Checker:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values: dict[str, Value] = {}
+
+    def run(self, tensors: Mapping[str, TensorEntry]) -> None:
+        program = self.program
+        if program.format[0] != PROGRAM_FORMAT[0] or not 0 <= program.format[1] <= PROGRAM_FORMAT[1]:
+            self.fail(
+                "has format {}.{}; this castiron reads {}.{}. Rebuild it", *program.format, *PROGRAM_FORMAT
+            )
+        for value in program.values:
+            if value.name in self.values:
+                self.fail("has two values named {!r}", value.name)
+            self.values[value.name] = value
+        for value in program.values:
+            self.check_place(value)
+        self.check_weights(tensors)
+        self.check_steps({weight.name for weight in program.weights})
+
+    def check_weights(self, tensors: Mapping[str, TensorEntry]) -> None:
+        if len({weight.name for weight in self.program.weights}) != len(self.program.weights):
+            self.fail("lists a weight twice")
+        for weight in self.program.weights:
+            self.check_weight(weight, tensors.get(weight.name))
+
+    def check_weight(self, weight: Weight, entry: TensorEntry | None) -> None:
+        if weight.layout != "plain":
+            wanted = "f32" if weight.layout == "panel16" else "bf16"
+            if len(weight.shape) != 2 or weight.dtype != wanted:
+                self.fail("weight {!r}: layout {} needs a matrix of {}", weight.name, weight.layout, wanted)
+        if entry is None:
+            self.fail("uses weight {!r}, which rank0.safetensors lacks", weight.name)
+        needed = -(-layout_bytes(weight) // ALIGNMENT) * ALIGNMENT
+        if entry.dtype != _CODES[weight.dtype] or entry.nbytes != needed:
+            self.fail(
+                "weight {!r} needs {} bytes of {}; rank0.safetensors holds {} of {}",
+                *(weight.name, needed, _CODES[weight.dtype], entry.nbytes, entry.dtype),
+            )
+
+    def check_place(self, value: Value) -> None:
+        if value.base is not None:
+            self.check_view(value, self.values.get(value.base))
+            return
+        bound = {"T": self.program.limits.max_num_tokens, "N": self.program.limits.max_logit_rows}
+        size = math.prod(bound[dim] if isinstance(dim, str) else dim for dim in value.shape) * 4
+        if value.offset % ALIGNMENT or value.column:
+            self.fail("value {!r} is not aligned to {} bytes", value.name, ALIGNMENT)
+        if value.offset + size > self.program.arena_bytes:
+            self.fail(
+                "value {!r} ends at byte {} of an arena of {}",
+                value.name,
+                value.offset + size,
+                self.program.arena_bytes,
+            )
+
+    def check_view(self, view: Value, base: Value | None) -> None:
+        if base is None or base.base is not None:
+            self.fail("view {!r} has no base, or a base that is a view itself", view.name)
+        rows, width = view.shape[0], view.shape[-1]
+        if len(view.shape) != 2 or len(base.shape) != 2 or rows != base.shape[0] or view.dtype != base.dtype:
+            self.fail("view {!r} and its base must be matrices of equal rows and dtype", view.name)
+        if isinstance(width, str) or isinstance(base.shape[1], str) or view.column + width > base.shape[1]:
+            self.fail("view {!r} reaches past the columns of its base", view.name)
+
+    def check_steps(self, weights: set[str]) -> None:
+        ready = set()
+        for name, (dtype, shape) in _FED.items():
+            fed = self.values.get(name)
+            if fed is None:
+                continue
+            if fed.dtype != dtype or fed.shape != shape or fed.base is not None:
+                self.fail("value {!r} must be {} of shape {}", name, dtype, shape)
+            ready.add(name)
+        for index, step in enumerate(self.program.steps):
+            where = f"step {index} ({step.kernel[:40]!r})"
+            self.check_step(step, where)
+            for name in step.inputs:
+                if name not in ready and (
+                    self.values.get(name) is None or self.values[name].base not in ready
+                ):
+                    self.fail("{} reads {!r} before anything wrote it", where, name)
+            for name in step.weights:
+                if name not in weights:
+                    self.fail("{} reads unknown weight {!r}", where, name)
+            for name in step.outputs:
+                if name not in self.values or self.values[name].base is not None or name in _FED:
+                    self.fail("{} writes {!r}, which is unknown, a view or an input", where, name)
+                ready.add(name)
+        logits = self.values.get("logits")
+        if (
+            "logits" not in ready
+            or logits is None
+            or logits.dtype != "f32"
+            or logits.shape != ["N", self.program.vocab_size]
+        ):
+            self.fail("must end in value 'logits' of float32 [N, {}]", self.program.vocab_size)
+
+    def check_step(self, step: Step, where: str) -> None:
+        kernel = KERNELS.get(step.kernel)
+        if kernel is None:
+            self.fail("{} names a kernel that this castiron lacks. Rebuild the engine", where)
+        for what in ("inputs", "weights", "outputs"):
+            low, high = getattr(kernel, what)
+            if not low <= len(getattr(step, what)) <= high:
+                self.fail("{} has {} {}; expected {} to {}", where, len(getattr(step, what)), what, low, high)
+        for name, attr in step.attrs.items():
+            if name not in kernel.attrs or not attr_fits(attr, kernel.attrs[name]):
+                self.fail("{}: attribute {!r} is unknown or of the wrong kind", where, name)
+        layer = step.attrs.get("layer")
+        if "layer" in kernel.attrs and not (
+            isinstance(layer, int) and 0 <= layer < len(self.program.kv_layers)
+        ):
+            self.fail("{} names cache layer {!r} of {}", where, layer, len(self.program.kv_layers))
+
+    def fail(self, message: str, *details: object) -> NoReturn:
+        shown = [detail[:120] if isinstance(detail, str) else detail for detail in details]
+        raise EngineError(f"the program for {self.program.target[:32]!r} {message.format(*shown)}.")

@@ -1,0 +1,151 @@
+"""The manifest (``config.json``): what an engine says about itself, and the version policy of the format."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from castiron.errors import EngineError
+
+from .program import Limits
+
+#: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
+FORMAT_VERSION = (1, 0)
+
+Text = Annotated[str, Field(max_length=4096)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+EntryName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_./-]{0,255}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Bytes = Annotated[int, Field(ge=0, le=1 << 48)]
+Token = Annotated[int, Field(ge=0, le=1 << 24)]
+Version = Annotated[str, Field(pattern=r"^[0-9]{1,6}\.[0-9]{1,6}$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelIdentity(_Model):
+    """Which checkpoint the engine was cast from."""
+
+    name: Text
+    #: What the user gave to ``castiron build``: a folder or a hub id; appears in rebuild hints.
+    source: Text
+    architecture: Text
+    model_type: Text
+    #: Of the checkpoint's config.json.
+    config_sha256: Sha256
+    #: Of the checkpoint's table of tensors (file names, sizes, headers): tells two checkpoints apart cheaply.
+    source_sha256: Sha256
+    source_dtype: Text
+    #: What weights are stored as in the engine.
+    dtype: Literal["float32", "bfloat16"]
+    parameters: Bytes
+
+
+class SpecialTokens(_Model):
+    """Token ids that the runtime needs without a tokenizer."""
+
+    eos_token_ids: Annotated[list[Token], Field(max_length=256)] = []
+    bos_token_id: Token | None = None
+    pad_token_id: Token | None = None
+    #: Columns of the logits.
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 24)]
+    #: Rows that the tokenizer knows; the padded columns behind them are never sampled.
+    vocab_size_used: Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class MemoryRow(_Model):
+    """One line of the memory plan."""
+
+    item: Text
+    bytes: Bytes
+    note: Text = ""
+
+
+class Verification(_Model):
+    """What the comparison with the golden outputs gave."""
+
+    passed: bool
+    max_abs_error: Annotated[float, Field(ge=0)]
+    mean_kl: float
+    top1_agreement: Annotated[float, Field(ge=0, le=1)]
+    rows: Annotated[int, Field(ge=0)]
+
+
+class GoldenSummary(_Model):
+    """What golden.safetensors holds; ``verification`` is the build's own comparison."""
+
+    sequences: Annotated[int, Field(ge=1, le=64)]
+    prefill_rows: Annotated[int, Field(ge=0, le=1 << 20)]
+    decode_rows: Annotated[int, Field(ge=0, le=1 << 20)]
+    verification: Verification | None = None
+
+
+class FileRecord(_Model):
+    """Size and hash of a file in the folder, or of an entry of rank0.engine."""
+
+    size: Bytes
+    sha256: Sha256
+
+
+class Manifest(_Model):
+    """The whole of ``config.json``."""
+
+    format: Literal["castiron-engine"] = "castiron-engine"
+    format_version: Version
+    castiron_version: Text
+    model: ModelIdentity
+    targets: Annotated[
+        list[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,32}$")]], Field(min_length=1, max_length=32)
+    ]
+    limits: Limits
+    quantization: None = None
+    memory_plan: Annotated[list[MemoryRow], Field(max_length=1024)]
+    special_tokens: SpecialTokens
+    golden: GoldenSummary | None = None
+    files: Annotated[dict[FileName, FileRecord], Field(max_length=64)]
+    entries: Annotated[dict[EntryName, FileRecord], Field(max_length=4096)]
+
+
+def check_format(raw: Any, where: str) -> None:
+    """Apply the version policy to a parsed ``config.json``, before anything else in it is looked at.
+
+    Raises EngineError when it is no castiron engine, or one of a format that this castiron does not read.
+    """
+    if not isinstance(raw, dict) or raw.get("format") != "castiron-engine":
+        raise EngineError(
+            f"{where} is not a castiron engine: its config.json has no format 'castiron-engine'."
+        )
+    found = raw.get("format_version")
+    parts = found.split(".") if isinstance(found, str) and len(found) < 16 else []
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise EngineError(f"{where}: unreadable format_version; expected 'major.minor'. Rebuild the engine.")
+    major, minor = int(parts[0]), int(parts[1])
+    if major == FORMAT_VERSION[0] and minor <= FORMAT_VERSION[1]:
+        return
+    known = "{}.{}".format(*FORMAT_VERSION)
+    tool = _short(raw.get("castiron_version"))
+    if (major, minor) > FORMAT_VERSION:
+        remedy = f"upgrade castiron (the engine was built by {tool}), or rebuild it with this one:"
+    else:
+        remedy = "rebuild the engine:"
+    raise EngineError(
+        f"{where} has engine format {found}; this castiron reads format {known}. To fix it, {remedy} "
+        f"{rebuild_command(raw, where)}"
+    )
+
+
+def rebuild_command(raw: dict[str, Any], where: str) -> str:
+    """Return the command that builds this engine again, from whatever of its manifest can be read."""
+    model = raw.get("model")
+    source = model.get("source") if isinstance(model, dict) else None
+    shown = shlex.quote(source) if isinstance(source, str) and source.isprintable() and source else "MODEL"
+    return f"castiron build {shown} --output-dir {shlex.quote(where)} --overwrite"
+
+
+def _short(value: Any) -> str:
+    text = f"castiron {value}" if isinstance(value, str) and value.isprintable() else "another castiron"
+    return text[:60]
