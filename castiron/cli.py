@@ -1,0 +1,95 @@
+"""The command line: ``castiron COMMAND``. A command's module is imported when it is used, so that ``castiron run``
+never pays for what ``castiron build`` needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+import castiron
+from castiron.errors import CastironError
+
+#: {command: (module below castiron.commands, one line for --help)}
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "build": ("build", "Cast a Hugging Face checkpoint into an engine."),
+    "capture": ("capture", "Write the graph captured from a checkpoint as ONNX."),
+    "inspect": ("inspect", "Show what an engine holds."),
+    "verify": ("verify", "Compare an engine on this machine with its golden outputs."),
+    "run": ("run", "Generate text with an engine."),
+    "serve-engine": ("serve_engine", "Serve an engine over an OpenAI-compatible HTTP API."),
+    "bench": ("bench", "Measure an engine's latency or throughput."),
+}
+#: Distributions that only `pip install castiron[build]` brings.
+_BUILD_ONLY = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnx_ir",
+    "onnx_graphsurgeon",
+    "safetensors",
+    "gguf",
+    "accelerate",
+)
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and summaries without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the pipeline."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; underscores in its name count as dashes."""
+        name = cmd_name.replace("_", "-")
+        if name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"castiron.commands.{COMMANDS[name][0]}").command
+        command.name = name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what a user can cause ends in one red line and exit code 1, never in a traceback."""
+        try:
+            return super().invoke(ctx)
+        except CastironError as error:
+            fail(str(error))
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _BUILD_ONLY:
+                raise
+            fail(f"this command needs {package}, which is not installed. Run: pip install 'castiron[build]'")
+        except KeyboardInterrupt:
+            click.secho("interrupted", fg="yellow", err=True)
+            sys.exit(130)
+
+
+def fail(message: str) -> None:
+    """Print an error to stderr and exit with code 1."""
+    click.echo(click.style("error: ", fg="red", bold=True) + click.style(message, fg="red"), err=True)
+    sys.exit(1)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+        "max_content_width": 110,
+        # --max_batch_size is --max-batch-size, for every option of every command.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+@click.version_option(castiron.__version__, "-V", "--version", prog_name="castiron")
+def main() -> None:
+    """Cast Hugging Face language models into engines, and run them without torch."""

@@ -1,0 +1,1 @@
+"""One module per command; each exposes ``command``. ``castiron.cli`` imports them on use."""

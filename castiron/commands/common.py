@@ -1,0 +1,56 @@
+"""What the commands share: arguments, JSON output, a console, units."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+engine_argument = click.argument("engine", type=click.Path(), metavar="ENGINE")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` as JSON on stdout, the only thing that a --json run prints there."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console; rich is imported here, so that commands that print plainly do not wait for it."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; columns named in ``right`` hold numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def human_bytes(count: int) -> str:
+    """Return a size as people read it: 1.23 GiB."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def human_count(count: int) -> str:
+    """Return a number of parameters as people say it: 135M."""
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= scale:
+            return f"{count / scale:.3g}{unit}"
+    return str(count)
