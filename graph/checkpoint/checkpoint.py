@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,8 @@ class Checkpoint:
         """Open a Hugging Face folder, a GGUF file, or a hub id.
 
         Folders with only ``pytorch_model.bin`` and GGUF files are converted, without loss, into a cached
-        safetensors folder; ``notes`` says so. Raises ``CheckpointError`` for anything incomplete or inconsistent.
+        safetensors folder; ``notes`` says so. Raises ``CheckpointError`` for anything incomplete or
+        inconsistent.
         """
         located = locate(source)
         return cls(str(source), located.folder, located.notes)
@@ -151,9 +152,9 @@ class Checkpoint:
         """The transformers class that generates text with this config."""
         from transformers import AutoModelForCausalLM
 
-        mapping = AutoModelForCausalLM._model_mapping
+        mapping: Mapping[type[Any], Any] = AutoModelForCausalLM._model_mapping
         try:
-            return mapping[type(self.hf_config)]  # type: ignore[no-any-return]
+            return cast("type[Any]", mapping[type(self.hf_config)])
         except KeyError:
             raise UnsupportedModelError(
                 f"{self.folder}: model_type {self.config['model_type']!r} has no text-generation class in "
@@ -224,11 +225,11 @@ class Checkpoint:
             found = self._lookup(candidate)
             if found is not None:
                 return found
-        close = difflib.get_close_matches(parameter, self.tensors, n=3)
+        wanted = " or ".join(map(repr, candidates))
+        close = ", ".join(difflib.get_close_matches(parameter, self.tensors, n=3)) or "nothing alike"
         raise CheckpointError(
-            f"{self.folder}: no stored tensor for the parameter {' or '.join(map(repr, candidates))} of "
-            f"{self.names.class_name}{f'; nearest: {chr(44).join(close)}' if close else ''}. The checkpoint is "
-            "incomplete, or config.json belongs to another model."
+            f"{self.folder}: no stored tensor for the parameter {wanted} of {self.names.class_name}; found "
+            f"{close}. The checkpoint is incomplete, or config.json belongs to another model."
         )
 
     def account(
@@ -236,8 +237,8 @@ class Checkpoint:
     ) -> AccountReport:
         """Check that every stored tensor is used or known to be ignorable.
 
-        ``used`` are stored names (``resolve(...).name``). ``unused_parameters`` are stored names that belong to
-        the model but play no part in its logits, with the reason, found by the caller. Raises
+        ``used`` are stored names (``resolve(...).name``). ``unused_parameters`` are stored names that
+        belong to the model but play no part in its logits, with the reason, found by the caller. Raises
         ``CheckpointError`` naming what is missing or left over.
         """
         missing = sorted(set(used) - set(self.tensors))
@@ -248,11 +249,11 @@ class Checkpoint:
         ignored: dict[str, str] = {}
         unknown: list[str] = []
         excused = unused_parameters or {}
-        twins = {self.resolve(target).name: target for target in self._tie_partners}
+        copies = self._tied_copies()
         for name in sorted(set(self.tensors) - set(used)):
             reason = (
                 excused.get(name)
-                or self._tied_copy(name, twins)
+                or copies.get(name)
                 or ignorable_reason(name, self.tensors[name].shape, self.config, self.names)
             )
             if reason is None:
@@ -262,27 +263,26 @@ class Checkpoint:
         if unknown:
             raise CheckpointError(
                 f"{self.folder}: {len(unknown)} stored tensors have no place in {self.names.class_name}: "
-                f"{_some(unknown)}. config.json may belong to another model; a model that needs them would be "
+                f"{_some(unknown)}. config.json may belong to another model; one that needs them would be "
                 "wrong without them. Remove them if they are not part of the model."
             )
         return AccountReport(tuple(sorted(used)), MappingProxyType(ignored))
 
-    def _tied_copy(self, name: str, twins: Mapping[str, str]) -> str | None:
+    def _tied_copies(self) -> dict[str, str]:
+        """Stored tensors that ``resolve`` never gives because they repeat the one they are tied to."""
+        copies = {}
         for parameter in self._tie_partners:
-            stored = self._lookup(parameter)
-            if stored is not None and stored.name == name and name not in twins:
-                return f"copy of the tied {self.resolve(parameter).name}"
-        return None
+            stored, kept = self._lookup(parameter), self.resolve(parameter)
+            if stored is not None and stored.name != kept.name:
+                copies[stored.name] = f"copy of the tied {kept.name}"
+        return copies
 
     def _equal(self, first: TensorInfo, second: TensorInfo) -> bool:
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
         return all(
-            np.array_equal(
-                self.read(first.name, start, stop).view(np.uint8),
-                self.read(second.name, start, stop).view(np.uint8),
-            )
-            for start, stop in self.row_chunks(first.name, _COMPARE_BYTES)
+            self.read(first.name, *rows).tobytes() == self.read(second.name, *rows).tobytes()
+            for rows in self.row_chunks(first.name, _COMPARE_BYTES)
         )
 
     # -- facts for the manifest ------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if quantization:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else "?"
         raise CheckpointError(
-            f"{folder}: the checkpoint is quantized (quant_method {method!r}); this version builds from float32, "
-            "float16 and bfloat16 weights. Use the unquantized checkpoint of the model."
+            f"{folder}: the checkpoint is quantized (quant_method {method!r}); this version builds from "
+            "float32, float16 and bfloat16 weights. Use the unquantized checkpoint of the model."
         )
     return config
 
@@ -52,9 +52,9 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:
     """Every token that ends a sequence, ascending and unique.
 
-    ``eos_token_id`` may stand in the config, in its text part and in the generation config, as a number or as a
-    list; models keep end-of-turn tokens in one and end-of-text in the other, so the union counts. Ids that the
-    vocabulary does not have are an error.
+    ``eos_token_id`` may stand in the config, in its text part and in the generation config, as a number or as
+    a list; models keep end-of-turn tokens in one and end-of-text in the other, so the union counts. Ids that
+    the vocabulary does not have are an error.
     """
     text = config.get("text_config")
     places: list[tuple[str, Mapping[str, Any]]] = [("config.json", config)]
@@ -74,7 +74,8 @@ def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any
                 continue
             if token < 0 or (isinstance(vocab_size, int) and token >= vocab_size):
                 raise CheckpointError(
-                    f"{place}: eos_token_id {token} is outside the vocabulary of {vocab_size} tokens; correct it."
+                    f"{place}: eos_token_id {token} is outside the vocabulary of {vocab_size} tokens; "
+                    "correct it."
                 )
             found.add(token)
     return tuple(sorted(found))

@@ -30,7 +30,7 @@ class FileReader:
         self.close = weakref.finalize(self, _close_all, self._descriptors)
 
     def read_into(self, file: Path, offset: int, out: npt.NDArray[Any]) -> None:
-        """Fill ``out`` (C-contiguous) with the bytes from ``offset``; ``CheckpointError`` if the file ends."""
+        """Fill ``out`` (C-contiguous) with bytes from ``offset``; ``CheckpointError`` if the file ends."""
         descriptor = self._descriptors.get(file)
         if descriptor is None:
             try:
@@ -38,7 +38,7 @@ class FileReader:
             except OSError as error:
                 raise CheckpointError(f"{file}: cannot be opened: {error.strerror}") from error
             self._descriptors[file] = descriptor
-        view = memoryview(out.reshape(-1).view(np.uint8))
+        view = out.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
             try:
@@ -47,7 +47,7 @@ class FileReader:
                 raise CheckpointError(f"{file}: reading at byte {offset + done}: {error.strerror}") from error
             if count == 0:
                 raise CheckpointError(
-                    f"{file}: ends at byte {offset + done}, expected {len(view) - done} more; it changed while "
-                    "it was read. Start again when it is complete."
+                    f"{file}: ends at byte {offset + done}, expected {len(view) - done} more; it changed "
+                    "while it was read. Start again when it is complete."
                 )
             done += count

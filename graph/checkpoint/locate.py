@@ -32,7 +32,8 @@ def locate(source: str | Path) -> Located:
 
             return Located(*convert_gguf(path))
         raise CheckpointError(
-            f"{path}: is a file; expected a Hugging Face folder or a .gguf file. Name the folder that holds it."
+            f"{path}: is a file; expected a Hugging Face folder or a .gguf file. "
+            "Name the folder that holds it."
         )
     if path.is_dir():
         return _folder(path)
@@ -66,7 +67,7 @@ def _hub(repository: str) -> Located:
     except Exception as error:  # network, authorisation, unknown repository: all are the same to the user
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{repository}: no such local path, and the Hugging Face hub did not provide it ({reason}). Check the "
-            "name and the connection, or download the repository and name its folder."
+            f"{repository}: no such local path, and the Hugging Face hub did not provide it ({reason}). "
+            "Check the name and the connection, or download the repository and name its folder."
         ) from error
     return Located(Path(folder), (f"downloaded from the hub into {folder}",))

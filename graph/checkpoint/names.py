@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,11 @@ def model_names(model_class: type[Any], model_type: str) -> ModelNames:
     from transformers.core_model_loading import WeightConverter
 
     transforms: list[Any] = []
-    # Same precedence as transformers: a mapping for the class first, else one for the model type; then "legacy".
-    own = get_checkpoint_conversion_mapping(model_class.__name__)
-    transforms += own if own is not None else (get_checkpoint_conversion_mapping(model_type) or [])
-    transforms += get_checkpoint_conversion_mapping("legacy") or []
+    # Precedence as in transformers: a mapping for the class, else one for the model type; then "legacy".
+    mapping: Callable[[str], list[Any] | None] = get_checkpoint_conversion_mapping
+    own = mapping(model_class.__name__)
+    transforms += own if own is not None else (mapping(model_type) or [])
+    transforms += mapping("legacy") or []
     tied = model_class._tied_weights_keys
     return ModelNames(
         class_name=model_class.__name__,
@@ -51,8 +52,8 @@ def model_names(model_class: type[Any], model_type: str) -> ModelNames:
 def renamed(stored: Iterable[str], names: ModelNames) -> dict[str, str]:
     """Parameter name -> stored name, after transformers' own renamings.
 
-    Raises ``CheckpointError`` when two stored tensors claim the same parameter, or when the tensors would have
-    to be combined (per-expert weights into one), which this version does not do.
+    Raises ``CheckpointError`` when two stored tensors claim the same parameter, or when the tensors would
+    have to be combined (per-expert weights into one), which this version does not do.
     """
     result: dict[str, str] = {}
     for stored_name in stored:
@@ -63,8 +64,8 @@ def renamed(stored: Iterable[str], names: ModelNames) -> dict[str, str]:
             _, pattern = converter.rename_source_key(name)
             if pattern is not None:
                 raise CheckpointError(
-                    f"tensor {stored_name!r} is one of several that {names.class_name} combines into one parameter "
-                    f"(pattern {pattern!r}); this version reads checkpoints whose tensors are the parameters."
+                    f"tensor {stored_name!r} is one of several that {names.class_name} combines into one "
+                    f"parameter (pattern {pattern!r}); this version reads checkpoints that store parameters whole."
                 )
         if name in result:
             raise CheckpointError(
@@ -86,7 +87,7 @@ def spellings(parameter: str, base_prefix: str) -> tuple[str, ...]:
 def ignorable_reason(
     stored: str, shape: tuple[int, ...], config: Mapping[str, Any], names: ModelNames
 ) -> str | None:
-    """Why a stored tensor that the model does not use may be left out, or None if there is no known reason."""
+    """Why a stored tensor that the model does not use may be left out; None if there is no known reason."""
     if re.search(r"rotary_emb\.inv_freq$", stored):
         return "rotary frequencies, computed from the config"
     if re.search(r"(attn|attention)\.(masked_bias|bias)$", stored) and (
@@ -100,10 +101,14 @@ def ignorable_reason(
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", stored)
     layers = config.get("num_hidden_layers")
     extra = config.get("num_nextn_predict_layers")
-    if layer and isinstance(layers, int) and isinstance(extra, int):
-        if layers <= int(layer[1]) < layers + extra:
-            return f"extra prediction layer (num_nextn_predict_layers {extra}), not used for generation"
-    # A mask pattern such as "attn.bias" must not excuse a real bias vector: those were handled above by shape.
+    if (
+        layer
+        and isinstance(layers, int)
+        and isinstance(extra, int)
+        and layers <= int(layer[1]) < layers + extra
+    ):
+        return f"extra prediction layer (num_nextn_predict_layers {extra}), not used for generation"
+    # A mask pattern such as "attn.bias" must not excuse a real bias vector: masks were told by shape.
     patterns = [pattern for pattern in names.ignored if not pattern.endswith("bias")]
     if any(re.search(pattern, stored) for pattern in patterns):
         return f"{names.class_name} declares it unused"

@@ -43,7 +43,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies: ``nbytes`` bytes, C order, from byte ``offset`` of ``file`` (symlinks resolved)."""
+    """Where one tensor lies: ``nbytes`` bytes, C order, at ``offset`` in ``file`` (symlinks resolved)."""
 
     name: str
     file: Path
@@ -70,8 +70,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file, by name.
 
-    Raises ``CheckpointError`` when the file is truncated, is no safetensors file, or when its header describes
-    bytes that are not there, overlap, or do not agree with dtype and shape.
+    Raises ``CheckpointError`` when the file is truncated, is no safetensors file, or when its header
+    describes bytes that are not there, overlap, or do not agree with dtype and shape.
     """
     try:
         path = path.resolve(strict=True)
@@ -157,7 +157,7 @@ def write_safetensors(
 ) -> None:
     """Write a safetensors file tensor by tensor.
 
-    ``tensors`` gives dtype name (``DTYPES``), shape and a function that makes the array; each array is made when
+    ``tensors`` gives dtype name (``DTYPES``), shape and a function that makes the array; each is made when
     its turn comes and dropped afterwards, so one tensor at a time is in memory.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -85,8 +85,8 @@ def _indexed(folder: Path) -> tuple[dict[str, TensorInfo], set[str], list[str]]:
             elsewhere = sorted(other for other, header in headers.items() if name in header)
             raise CheckpointError(
                 f"{folder}: {INDEX} places tensor {name!r} in {file}, which does not hold it"
-                f"{f' ({elsewhere[0]} does)' if elsewhere else ''}. Index and shards are of different versions: "
-                "download all of them again."
+                f"{f' ({elsewhere[0]} does)' if elsewhere else ''}. Index and shards are of different "
+                "versions: download all of them again."
             )
         tensors[name] = headers[file][name]
     notes = []
