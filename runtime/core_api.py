@@ -1,0 +1,92 @@
+"""The C++ core as Python sees it (``runtime/_core``); tests put a Python twin in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class CoreLogprobs(Protocol):
+    """Log-probabilities at one token's place."""
+
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+class CoreEvent(Protocol):
+    """What one or more steps did for one request.
+
+    The token that ended a request is ``stop_token_id``, not one of ``token_ids``.
+    """
+
+    request_id: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[CoreLogprobs]
+    finished: bool
+    finish_reason: str
+    stop_token_id: int | None
+    error: str
+    prompt_tokens: int
+    cached_tokens: int
+    context_logits: npt.NDArray[np.float32] | None
+
+
+class Core(Protocol):
+    """``_core.Engine``: one C++ thread runs the steps; ``poll`` is for one thread, the rest for any."""
+
+    def submit(self, prompt: npt.NDArray[np.int32], params: Any) -> int:
+        """Queue a request; raises ValueError with a message for the user."""
+
+    def cancel(self, request_id: int) -> None:
+        """Ask for the end of a request; its last event says ``cancelled``."""
+
+    def poll(self, timeout: float) -> Sequence[CoreEvent]:
+        """All events since the last call; waits at most ``timeout`` seconds for the first."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges."""
+
+    def shutdown(self) -> None:
+        """End the engine thread and free everything."""
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What the Python side must know about a loaded engine.
+
+    Attributes:
+        max_batch_size, max_num_tokens, max_seq_len: the limits in force, at most the engine's.
+        eos_token_ids: tokens that end an output, from the checkpoint's generation config.
+        tokenizer_dir: None for an engine without a tokenizer (token ids in, token ids out).
+        generation_config: the checkpoint's own sampling defaults, by Hugging Face's names.
+    """
+
+    name: str
+    vocab_size: int
+    max_seq_len: int
+    max_batch_size: int
+    max_num_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer_dir: Path | None = None
+    generation_config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CoreTypes:
+    """The types of ``_core`` that a session needs.
+
+    Attributes:
+        make_params: makes an empty ``_core.SamplingParams``, whose fields are then set.
+        queue_full: raised by ``submit`` when the core's own queue is full.
+        dead: raised by ``submit`` when the engine thread has ended.
+    """
+
+    make_params: Callable[[], Any]
+    queue_full: type[Exception]
+    dead: type[Exception]

@@ -1,0 +1,158 @@
+"""From an engine folder to a running session."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from castiron.errors import EngineError
+
+from ..engines import open_engine
+from .core_api import CoreTypes, EngineInfo
+from .session import Session
+
+if TYPE_CHECKING:
+    from ..engines import Engine, Program
+
+_BLOCK_TOKENS = 32
+_ELEMENT_BYTES = {"f32": 4, "bf16": 2}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """What a runtime may choose within an engine's limits; None leaves the choice to the engine.
+
+    Attributes:
+        num_threads: compute threads; default: the CPUs this process may use.
+        max_batch_size: requests that run at once.
+        max_num_tokens: tokens of one step, prefill chunks and decodes together.
+        kv_cache_blocks: size of the KV cache in blocks of 32 tokens; default: enough for a full batch of
+            full length.
+        kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
+        max_queue_size: requests that may wait; more are refused. None = no bound.
+    """
+
+    num_threads: int | None = None
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    kv_cache_blocks: int | None = None
+    kv_cache_memory: int | str | None = None
+    max_queue_size: int | None = None
+
+    def check(self, engine: Engine) -> None:
+        """Raise EngineError for values that make no sense or go over the engine's limits."""
+        for name in ("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks", "max_queue_size"):
+            value = getattr(self, name)
+            least = 0 if name == "max_queue_size" else 1
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise EngineError(f"{name} is {value!r}; expected an integer of at least {least}")
+        limits = engine.manifest.limits
+        for name in ("max_batch_size", "max_num_tokens"):
+            value, limit = getattr(self, name), getattr(limits, name)
+            if value is not None and value > limit:
+                raise EngineError(
+                    f"{name} is {value}, and the engine was built for {limit}; choose less, or rebuild it: "
+                    f"{engine.rebuild_command} --{name.replace('_', '-')} {value}"
+                )
+        if self.kv_cache_blocks is not None and self.kv_cache_memory is not None:
+            raise EngineError(
+                "kv_cache_blocks and kv_cache_memory both set the size of the KV cache; give one of them"
+            )
+
+
+def open_session(
+    engine_dir: str | os.PathLike[str], rank: int = 0, options: RuntimeOptions | None = None
+) -> Session:
+    """Load an engine on this machine's CPU and start its thread.
+
+    Raises:
+        EngineError: the folder is no engine, damaged, or made for another version or device; an option is
+        wrong.
+    """
+    options = options or RuntimeOptions()
+    if rank != 0:
+        raise EngineError(f"rank is {rank!r}; this engine has rank 0 alone")
+    engine = open_engine(engine_dir)
+    options.check(engine)
+    program = engine.program("host")
+    limits = engine.manifest.limits
+    tokens = engine.manifest.special_tokens
+    core_options: dict[str, Any] = {
+        "num_threads": options.num_threads,
+        "max_batch_size": options.max_batch_size,
+        "max_num_tokens": options.max_num_tokens,
+        "kv_cache_blocks": _kv_cache_blocks(options, program),
+        # The session bounds the queue; a runner's batch may have any number of prompts.
+        "max_queue_size": 1 << 20,
+        "vocab_limit": tokens.vocab_size_used,
+    }
+    core_module = _import_core()
+    try:
+        core = core_module.Engine(
+            program.model_dump(),
+            str(engine.weights_path),
+            engine.tensors,
+            {k: v for k, v in core_options.items() if v is not None},
+        )
+    except (ValueError, RuntimeError, MemoryError, OSError) as e:
+        raise EngineError(f"{engine.path} cannot be loaded: {e}") from None
+    info = EngineInfo(
+        name=engine.name,
+        vocab_size=program.vocab_size,
+        max_seq_len=limits.max_seq_len,
+        max_batch_size=options.max_batch_size or limits.max_batch_size,
+        max_num_tokens=options.max_num_tokens or limits.max_num_tokens,
+        eos_token_ids=tuple(tokens.eos_token_ids),
+        tokenizer_dir=engine.tokenizer_dir,
+        generation_config=dict(engine.generation_config),
+    )
+    types = CoreTypes(core_module.SamplingParams, core_module.QueueFullError, core_module.EngineDeadError)
+    return Session(core, info, types, max_queue_size=options.max_queue_size)
+
+
+def block_bytes(program: Program) -> int:
+    """Bytes of one KV block of 32 tokens over all layers (docs/program.md, "The KV cache")."""
+    return sum(
+        _BLOCK_TOKENS * layer.kv_heads * (layer.head_dim + layer.v_head_dim) * _ELEMENT_BYTES[layer.dtype]
+        for layer in program.kv_layers
+    )
+
+
+def parse_bytes(text: int | str) -> int:
+    """Bytes from a number or a text such as ``2GiB``, ``500MB``, ``1.5g`` (decimal unless with an i)."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", str(text), re.IGNORECASE)
+    if match is None:
+        raise EngineError(
+            f"a size is {text!r}; expected bytes, or a number with a unit such as 500MB or 2GiB"
+        )
+    return math.floor(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def _kv_cache_blocks(options: RuntimeOptions, program: Program) -> int | None:
+    if options.kv_cache_memory is None:
+        return options.kv_cache_blocks
+    size, each = parse_bytes(options.kv_cache_memory), block_bytes(program)
+    if not each:
+        return None
+    if size < each:
+        raise EngineError(
+            f"kv_cache_memory is {size} bytes; one block of {_BLOCK_TOKENS} tokens takes {each}"
+        )
+    return size // each
+
+
+def _import_core() -> Any:
+    try:
+        return import_module("._core", __package__)
+    except ImportError as e:
+        raise EngineError(
+            f"castiron's C++ runtime cannot be imported ({e}); install the package (pip install .) so "
+            "that it is built"
+        ) from None

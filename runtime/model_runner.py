@@ -1,0 +1,259 @@
+"""ModelRunner: the runner that TensorRT-LLM users know, over an engine in this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from castiron.errors import RequestError
+
+from .batch import Batch
+from .loading import RuntimeOptions, open_session
+from .outputs import RequestOutput, Update
+from .request_errors import ParameterError
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from .chat_template import Message
+    from .session import Session
+    from .tokenizer import Tokenizer
+
+_FIELDS = frozenset(f.name for f in fields(SamplingParams))
+#: TensorRT-LLM's names for what SamplingParams calls otherwise.
+_ALIASES = {"max_new_tokens": "max_tokens", "random_seed": "seed", "num_return_sequences": "n"}
+
+
+class ModelRunner:
+    """Runs prompts on an engine. Thread-safe; all calls share one in-flight batch. Close it, or use ``with``.
+
+    Args:
+        session: a loaded engine; ``ModelRunner.from_dir`` makes one.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @classmethod
+    def from_dir(
+        cls,
+        engine_dir: str | os.PathLike[str],
+        rank: int = 0,
+        *,
+        num_threads: int | None = None,
+        max_batch_size: int | None = None,
+        max_num_tokens: int | None = None,
+        kv_cache_blocks: int | None = None,
+        kv_cache_memory: int | str | None = None,
+    ) -> ModelRunner:
+        """Load an engine that ``castiron build`` wrote.
+
+        Args:
+            engine_dir: its folder.
+            rank: which part of a model split over several devices; 0 for an engine of one.
+            num_threads: compute threads; default: the CPUs this process may use.
+            max_batch_size, max_num_tokens: less than the engine's limits.
+            kv_cache_blocks: size of the KV cache in blocks of 32 tokens.
+            kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
+
+        Raises:
+            EngineError: no engine, a damaged one, or one for another version or device; an option over its
+            limits.
+        """
+        options = RuntimeOptions(
+            num_threads=num_threads,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            kv_cache_blocks=kv_cache_blocks,
+            kv_cache_memory=kv_cache_memory,
+        )
+        return cls(open_session(engine_dir, rank, options))
+
+    @overload
+    def generate(
+        self,
+        input_ids: Any = None,
+        prompts: str | Sequence[str] | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        streaming: Literal[False] = False,
+        **options: Any,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: Any = None,
+        prompts: str | Sequence[str] | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        streaming: Literal[True],
+        **options: Any,
+    ) -> Iterator[RequestOutput]: ...
+
+    def generate(
+        self,
+        input_ids: Any = None,
+        prompts: str | Sequence[str] | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        streaming: bool = False,
+        **options: Any,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Generate for one prompt or several; a prompt that cannot be served gets an ``error``, the others
+        go on.
+
+        Args:
+            input_ids: ``[1, 2, 3]``, ``[[1, 2], [3]]``, or numpy arrays / tensors of the same shapes.
+            prompts: a text or several, instead of ``input_ids``; BOS is added as the checkpoint says.
+            sampling_params: how to decode; greedy, 128 new tokens by default.
+            streaming: give an iterator of partial results instead: each is the whole result of one prompt so
+                far, with what is new in ``outputs[k].text_diff`` and ``token_ids_diff``.
+            options: any field of SamplingParams, which then overrides ``sampling_params``; also
+                TensorRT-LLM's
+                ``max_new_tokens``, ``random_seed``, ``num_return_sequences``, and ``end_id`` (this token
+                instead of the model's EOS tokens; -1 = never stop). Without ``temperature``, decoding is
+                greedy unless ``top_k`` (other than 1) or ``top_p`` asks for sampling, as in TensorRT-LLM.
+
+        Returns:
+            One result for each prompt, in order.
+
+        Raises:
+            RequestError: parameters that no prompt could be served with.
+            EngineError: the runner is closed or its engine has failed.
+        """
+        params = _merge(sampling_params, options)
+        batch = Batch(self._session, *_prompts(input_ids, prompts), params)
+        return batch.stream() if streaming else batch.run()
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        template_options: dict[str, Any] | None = None,
+        streaming: bool = False,
+        **options: Any,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Answer a conversation (``[{"role": "user", "content": "..."}]``) by the engine's chat template."""
+        ids = self.tokenizer.encode_chat(messages, **(template_options or {}))
+        params = _merge(sampling_params, options)
+        batch = Batch(self._session, [ids], [None], params)
+        return batch.stream() if streaming else batch.run()
+
+    def context_logits(self, token_ids: Any) -> npt.NDArray[np.float32]:
+        """Logits of every position of a prompt, float32 [len(token_ids), vocab].
+
+        Args:
+            token_ids: at most ``max_seq_len`` ids.
+
+        Raises:
+            RequestError: ids outside the vocabulary, or too many.
+        """
+        rows: list[npt.NDArray[np.float32]] = []
+        done = threading.Event()
+        errors: list[str] = []
+
+        def sink(update: Update) -> None:
+            if update.context_logits is not None:
+                rows.append(np.asarray(update.context_logits))
+            if update.error is not None:
+                errors.append(update.error)
+            if update.finish_reason is not None:
+                done.set()
+
+        self._session.submit(
+            token_ids, SamplingParams(max_tokens=0, detokenize=False), sink, context_logits=True
+        )
+        done.wait()
+        if errors:
+            raise RequestError(errors[0])
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The engine's tokenizer; raises RequestError when it was built without one."""
+        return self._session.need_tokenizer()
+
+    @property
+    def session(self) -> Session:
+        """The loaded engine, with its limits in ``session.info``."""
+        return self._session
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges of the runtime: requests, KV blocks, tokens, times of the last step."""
+        return self._session.core.stats()
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        self._session.close()
+
+    def __enter__(self) -> ModelRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _merge(sampling_params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
+    """SamplingParams with the keyword arguments of ``generate`` in their place."""
+    base = sampling_params or SamplingParams()
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        field = _ALIASES.get(name, name)
+        if field not in _FIELDS and field != "end_id":
+            raise ParameterError(
+                f"generate has no option {name!r}; it knows "
+                f"{', '.join(sorted(_FIELDS | _ALIASES.keys()))} and end_id",
+                param=name,
+            )
+        if field in given:
+            raise ParameterError(
+                f"{name} says the same as {field}, which is also given; give one", param=name
+            )
+        given[field] = value
+    end_id = given.pop("end_id", None)
+    if end_id is not None:
+        given["ignore_eos"] = True
+        if end_id != -1:
+            given["stop_token_ids"] = (*given.get("stop_token_ids", base.stop_token_ids), end_id)
+    sampling = given.get("top_k", 1) not in (0, 1, -1) or given.get("top_p", 1.0) != 1.0
+    if sampling_params is None and "temperature" not in given and sampling:
+        # Nobody narrows the choice of tokens in order to get no choice; TensorRT-LLM's temperature is 1
+        # there.
+        given["temperature"] = 1.0
+    return replace(base, **given)
+
+
+def _prompts(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[list[Any], list[str | None]]:
+    """Prompts as (ids or None, text or None) side by side."""
+    if (input_ids is None) == (prompts is None):
+        found = "neither" if prompts is None else "both"
+        raise RequestError(f"{found} of input_ids and prompts given; give token ids or text")
+    if prompts is not None:
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        for text in texts:
+            if not isinstance(text, str):
+                raise RequestError(
+                    f"a prompt is of type {type(text).__name__}; expected text (ids go into input_ids)"
+                )
+        return [None] * len(texts), list(texts)
+    if hasattr(input_ids, "tolist"):
+        input_ids = input_ids.tolist()
+    if not isinstance(input_ids, (list, tuple)):
+        raise RequestError(
+            f"input_ids is of type {type(input_ids).__name__}; expected a list of token ids, or a list of "
+            "such lists"
+        )
+    flat = bool(input_ids) and all(isinstance(t, (int, np.integer)) for t in input_ids)
+    rows = [input_ids] if flat or not input_ids else list(input_ids)
+    return rows, [None] * len(rows)

@@ -1,0 +1,125 @@
+"""One request on the Python side: tokens become text, stop strings end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from .core_api import CoreEvent
+from .detokenizer import Detokenizer
+from .outputs import FinishReason, TokenLogprob, Update
+from .sampling_params import SamplingParams
+from .text import StopMatcher
+
+#: Receives a request's updates, in order, on the session's thread; must be quick and must not raise.
+Sink = Callable[[Update], None]
+
+
+class Request:
+    """State of a running request. Owned by the session's thread once submitted.
+
+    Args:
+        prompt_ids: tokens of the prompt.
+        params: with ``max_tokens`` resolved to a number.
+        eos_token_ids: which stop tokens are the model's own and therefore no ``stop_reason``.
+        make_detokenizer: called at the first token, so that loading the tokenizer overlaps with prefill.
+        sink: gets the updates.
+    """
+
+    __slots__ = (
+        "_count",
+        "_detokenizer",
+        "_eos",
+        "_make_detokenizer",
+        "_matcher",
+        "done",
+        "id",
+        "params",
+        "prompt_ids",
+        "sink",
+    )
+
+    def __init__(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        eos_token_ids: frozenset[int],
+        make_detokenizer: Callable[[], Detokenizer] | None,
+        sink: Sink,
+    ) -> None:
+        self.id = -1
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.sink = sink
+        self.done = False
+        self._count = 0
+        self._eos = eos_token_ids
+        self._make_detokenizer = make_detokenizer if params.detokenize else None
+        self._detokenizer: Detokenizer | None = None
+        self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
+
+    def accept(self, event: CoreEvent) -> Update:
+        """What an event adds; ``done`` is set with the last update (a stop string may come before the core)."""
+        tokens = list(event.token_ids)
+        logprobs = _logprobs(tokens, event)
+        stopping = event.stop_token_id
+        text = ""
+        for i, token in enumerate(tokens):
+            self._count += 1
+            piece = self._detokenize(token)
+            if not self.params.stop or self._count <= self.params.min_tokens:
+                text += piece
+                continue
+            passed = self._matcher.push(piece)
+            text += passed.text
+            if passed.stop is not None:
+                self.done = True
+                return Update(
+                    text=text,
+                    token_ids=tokens[: i + 1],
+                    logprobs=logprobs[: i + 1],
+                    finish_reason="stop",
+                    stop_reason=passed.stop,
+                    cached_tokens=event.cached_tokens,
+                    context_logits=event.context_logits,
+                )
+        reason: FinishReason | None = None
+        stop_reason: str | int | None = stopping if stopping not in self._eos else None
+        if event.finished:
+            self.done = True
+            reason = cast(FinishReason, event.finish_reason)
+            text += self._rest(stopping)
+        return Update(
+            text=text,
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            error=event.error or None,
+            cached_tokens=event.cached_tokens,
+            context_logits=event.context_logits,
+        )
+
+    def _rest(self, stop_token: int | None) -> str:
+        """Text that waited for more: held back for a stop string, or bytes of an unfinished character."""
+        if stop_token is not None and self.params.include_stop_str_in_output:
+            last = self._detokenize(stop_token)
+        else:
+            last = ""
+        if self._detokenizer is not None:
+            last += self._detokenizer.flush()
+        return self._matcher.flush() + last
+
+    def _detokenize(self, token: int) -> str:
+        if self._detokenizer is None:
+            if self._make_detokenizer is None:
+                return ""
+            self._detokenizer = self._make_detokenizer()
+        return self._detokenizer.push(token)
+
+
+def _logprobs(tokens: list[int], event: CoreEvent) -> list[TokenLogprob]:
+    entries: Any = event.logprobs
+    return (
+        [TokenLogprob(t, e.logprob, e.top) for t, e in zip(tokens, entries, strict=False)] if entries else []
+    )

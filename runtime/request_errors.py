@@ -1,0 +1,25 @@
+"""Refusals that callers tell apart: the server maps each to its own status."""
+
+from __future__ import annotations
+
+from castiron.errors import RequestError
+
+
+class ParameterError(RequestError):
+    """One parameter of a request is of the wrong type or out of range; ``param`` names it."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(ParameterError):
+    """Prompt and new tokens together do not fit into the engine."""
+
+
+class QueueFullError(RequestError):
+    """The engine has as many waiting requests as it accepts; try again after ``retry_after`` seconds."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

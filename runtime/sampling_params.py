@@ -1,0 +1,163 @@
+"""SamplingParams: how one request is decoded, checked at the edge."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from .request_errors import ParameterError
+
+MAX_SEED = 2**64 - 1
+#: More alternatives than anybody plots; keeps one request from making the engine copy the vocabulary each
+#: step.
+MAX_LOGPROBS = 100
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKENS = 1024
+MAX_N = 128
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to decode one request.
+
+    Args:
+        max_tokens: new tokens at most (0 = only process the prompt); None means as many as fit into the
+            engine's ``max_seq_len``.
+        min_tokens: EOS and stop tokens cannot be chosen before this many new tokens (0 = off).
+        temperature: divides the logits; 0 = greedy (the most likely token, no randomness).
+        top_k: keep the k most likely tokens (0 or -1 = off).
+        top_p: keep the smallest set of tokens whose probabilities reach top_p (1 = off).
+        min_p: drop tokens less likely than min_p times the most likely one (0 = off).
+        seed: 64-bit seed of this request's random numbers; None draws one.
+        repetition_penalty: > 1 makes tokens of prompt and output less likely (Keskar et al., 2019; 1 = off).
+        presence_penalty: subtracted from the logit of every token already generated (0 = off).
+        frequency_penalty: the same, times the number of occurrences (0 = off).
+        stop: strings that end the text; matched across token borders.
+        stop_token_ids: tokens that end the output besides the model's EOS tokens.
+        ignore_eos: go on after the model's EOS tokens.
+        logprobs: return the log-probability of each token and of this many alternatives (None = none).
+            They are the raw log-softmax of the logits, before penalties and temperature.
+        n: outputs for each prompt; output k uses ``seed + k``.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: keep the stop string, or the text of the stop token, in the text.
+        detokenize: False leaves ``text`` empty and saves the work; not possible with ``stop``.
+
+    Raises:
+        ParameterError: (a RequestError) a value of the wrong type or out of range; the text says what is
+        allowed.
+    """
+
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)  # frozen for everybody else
+
+        if self.max_tokens is not None:
+            put("max_tokens", _integer("max_tokens", self.max_tokens, 0, 2**31 - 1))
+        put("min_tokens", _integer("min_tokens", self.min_tokens, 0, 2**31 - 1))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        put("temperature", _number("temperature", self.temperature, 0.0, 1000.0))
+        put("top_k", max(0, _integer("top_k", self.top_k, -1, 2**31 - 1)))
+        put("top_p", _number("top_p", self.top_p, 0.0, 1.0))
+        if self.top_p == 0.0:
+            _refuse("top_p", 0, "a number in (0, 1]; use temperature=0 for greedy decoding")
+        put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        if self.seed is not None:
+            # Clients send signed 64-bit seeds; both halves of the range name a distinct stream.
+            put("seed", _integer("seed", self.seed, -(2**63), MAX_SEED) & MAX_SEED)
+        put("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0))
+        if self.repetition_penalty == 0.0:
+            _refuse("repetition_penalty", 0, "a number greater than 0 (1 switches it off)")
+        put("presence_penalty", _number("presence_penalty", self.presence_penalty, -100.0, 100.0))
+        put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -100.0, 100.0))
+        put("stop", _stop_strings(self.stop))
+        put("stop_token_ids", _stop_tokens(self.stop_token_ids))
+        if self.logprobs is not None:
+            put("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        put("n", _integer("n", self.n, 1, MAX_N))
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, getattr(self, name), "true or false")
+        if self.stop and not self.detokenize:
+            _refuse("detokenize", False, "true when stop strings are given: they are matched on the text")
+
+    def for_output(self, k: int) -> SamplingParams:
+        """These parameters for output ``k`` of ``n``: a fixed seed must not give n equal outputs."""
+        return self if k == 0 or self.seed is None else replace(self, seed=(self.seed + k) & MAX_SEED)
+
+
+def _refuse(name: str, found: object, expected: str) -> NoReturn:
+    shown = repr(found)
+    raise ParameterError(
+        f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; expected {expected}", param=name
+    )
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool):
+        _refuse(name, value, "an integer")
+    try:
+        number = operator.index(value)  # numpy integers too, floats not
+    except TypeError:
+        _refuse(name, value, "an integer")
+    if not low <= number <= high:
+        _refuse(name, value, f"an integer from {low} to {high}")
+    return number
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, (bool, str, bytes)):
+        _refuse(name, value, "a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        _refuse(name, value, "a number")
+    if math.isnan(number) or not low <= number <= high:
+        _refuse(name, value, f"a number from {low:g} to {high:g}")
+    return number
+
+
+def _stop_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    strings: tuple[Any, ...] = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if len(strings) > MAX_STOP_STRINGS:
+        _refuse("stop", strings, f"at most {MAX_STOP_STRINGS} strings")
+    for s in strings:
+        if not isinstance(s, str) or not 1 <= len(s) <= MAX_STOP_STRING_CHARS:
+            _refuse(
+                "stop", s, f"a string of 1 to {MAX_STOP_STRING_CHARS} characters, or a list of such strings"
+            )
+    return strings
+
+
+def _stop_tokens(value: Iterable[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, (bool, str)) or not isinstance(value, Iterable):
+        _refuse("stop_token_ids", value, "a list of token ids")
+    tokens = tuple(_integer("stop_token_ids", t, 0, 2**31 - 1) for t in value)
+    if len(tokens) > MAX_STOP_TOKENS:
+        _refuse("stop_token_ids", tokens, f"at most {MAX_STOP_TOKENS} token ids")
+    return tokens

@@ -1,0 +1,285 @@
+"""One loaded core and the thread that routes its events; ModelRunner and AsyncEngine stand on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from castiron.errors import EngineError, RequestError
+
+from .core_api import Core, CoreEvent, CoreTypes, EngineInfo
+from .outputs import Update
+from .request import Request, Sink
+from .request_errors import ContextLengthError, ParameterError, QueueFullError
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+#: The poll's upper bound in seconds; only how fast ``close`` is noticed depends on it.
+_POLL_SECONDS = 0.1
+
+
+class Session:
+    """Checks and submits requests, turns events into updates on one thread of its own.
+
+    Args:
+        core: the engine.
+        info: its limits, EOS tokens and tokenizer folder.
+        types: the core's parameter and error types.
+        max_queue_size: requests that may wait beyond ``max_batch_size`` running ones; None = no bound.
+    """
+
+    def __init__(
+        self, core: Core, info: EngineInfo, types: CoreTypes, *, max_queue_size: int | None = None
+    ) -> None:
+        self.core = core
+        self.info = info
+        self._types = types
+        self._capacity = None if max_queue_size is None else info.max_batch_size + max_queue_size
+        self._eos = frozenset(info.eos_token_ids)
+        self._requests: dict[int, Request] = {}
+        # Guards _requests, _closed and _failure. Submitting and entering the table are one step under it: the
+        # core may answer before submit returns.
+        self._wake = threading.Condition()
+        self._closed = False
+        self._failure: str | None = None
+        self._after_batch: list[Callable[[], None]] = []
+        self._tokenizer_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._dispatch, name="castiron-events", daemon=True)
+        self._thread.start()
+
+    @cached_property
+    def _loaded_tokenizer(self) -> Tokenizer | None:
+        if self.info.tokenizer_dir is None:
+            return None
+        from .tokenizer import Tokenizer
+
+        return Tokenizer(self.info.tokenizer_dir)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The engine's tokenizer, loaded at first use; None when the engine has none."""
+        with self._tokenizer_lock:
+            return self._loaded_tokenizer
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises RequestError when the engine has none."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise RequestError(
+                "this engine was built without a tokenizer, so it takes token ids only; give input_ids, "
+                "or put tokenizer.json into the checkpoint and build again"
+            )
+        return tokenizer
+
+    @property
+    def failure(self) -> str | None:
+        """Why the session cannot serve any more; None while it can."""
+        return self._failure
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that run or wait."""
+        return len(self._requests)
+
+    def on_batch(self, hook: Callable[[], None]) -> None:
+        """Call ``hook`` on the session's thread after the updates of each poll."""
+        self._after_batch.append(hook)
+
+    def check(self, prompt_ids: Any, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """A prompt as a list of ids and the parameters with ``max_tokens`` resolved.
+
+        Raises:
+            ParameterError: ids that are none of the vocabulary, stop strings without a tokenizer.
+            ContextLengthError: prompt and new tokens do not fit into ``max_seq_len``.
+        """
+        ids = _token_ids(prompt_ids, self.info.vocab_size)
+        limit, asked = self.info.max_seq_len, params.max_tokens
+        least = len(ids) + (1 if asked is None else asked)
+        if least > limit:
+            wanted = f"{asked} new tokens" if asked is not None else "at least one new token"
+            raise ContextLengthError(
+                f"this engine's maximum context length is {limit} tokens, but {least} were requested "
+                f"({len(ids)} in the prompt and {wanted}); shorten the prompt, lower max_tokens, or "
+                "build the engine with a larger --max-seq-len",
+                param="prompt" if len(ids) >= limit else "max_tokens",
+            )
+        if params.stop and self.info.tokenizer_dir is None:
+            raise ParameterError(
+                "stop strings need a tokenizer, and this engine has none; use stop_token_ids", param="stop"
+            )
+        for token in params.stop_token_ids:
+            if token >= self.info.vocab_size:
+                raise ParameterError(
+                    f"stop_token_ids holds {token}; expected ids below the vocabulary size "
+                    f"{self.info.vocab_size}",
+                    param="stop_token_ids",
+                )
+        resolved = replace(params, max_tokens=limit - len(ids) if asked is None else asked)
+        return ids, resolved
+
+    def submit(
+        self, prompt_ids: Any, params: SamplingParams, sink: Sink, *, context_logits: bool = False
+    ) -> Request:
+        """Queue one request (``params.n`` is the caller's business); its updates go to ``sink``.
+
+        Args:
+            prompt_ids: token ids: a list, a numpy array [n], or anything with ``tolist``.
+            context_logits: also deliver float32 [rows, vocab] logits of every prompt position.
+
+        Raises:
+            RequestError: the request is wrong, or the queue is full (QueueFullError).
+            EngineError: the engine has failed or is closed.
+        """
+        ids, params = self.check(prompt_ids, params)
+        make = None if self.info.tokenizer_dir is None else lambda: self._detokenizer(ids, params)
+        request = Request(ids, params, self._eos, make, sink)
+        core_params = self._core_params(params, context_logits)
+        prompt = np.asarray(ids, dtype=np.int32)
+        with self._wake:
+            self._check_alive()
+            if self._capacity is not None and len(self._requests) >= self._capacity:
+                raise self._full()
+            try:
+                request.id = self.core.submit(prompt, core_params)
+            except ValueError as e:
+                raise RequestError(str(e)) from None
+            except self._types.queue_full:
+                raise self._full() from None
+            except self._types.dead as e:
+                raise EngineError(f"the engine stopped working: {e}; restart it") from None
+            self._requests[request.id] = request
+            self._wake.notify()
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a request early; its sink still gets a last update (``cancelled``) unless it is done."""
+        if not request.done:
+            self.core.cancel(request.id)
+
+    def close(self) -> None:
+        """Stop the engine; requests that still run end with an error. May be called twice."""
+        with self._wake:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake.notify()
+        self._thread.join()
+        self.core.shutdown()
+
+    def _detokenizer(self, ids: list[int], params: SamplingParams) -> Any:
+        tokenizer = self.need_tokenizer()
+        return tokenizer.detokenizer(ids, params.skip_special_tokens)
+
+    def _full(self) -> QueueFullError:
+        return QueueFullError(
+            f"{len(self._requests)} requests are running or waiting, as many as this engine accepts; try "
+            "again later",
+            retry_after=1,
+        )
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine stopped working: {self._failure}; restart it")
+        if self._closed:
+            raise EngineError("the engine is closed; open it again with from_dir")
+
+    def _core_params(self, params: SamplingParams, context_logits: bool) -> Any:
+        core = self._types.make_params()
+        for name in _SAME_NAME:
+            setattr(core, name, getattr(params, name))
+        stops = (
+            params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.info.eos_token_ids)
+        )
+        core.stop_token_ids = sorted(set(stops))
+        core.logprobs = -1 if params.logprobs is None else params.logprobs
+        core.context_logits = context_logits
+        return core
+
+    def _dispatch(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    while not self._requests and not self._closed:
+                        self._wake.wait()
+                    if self._closed:
+                        break
+                self._route(self.core.poll(_POLL_SECONDS))
+            self._end_all("the engine was closed while this request was running")
+        except BaseException as e:  # nobody else would notice: the thread is the only one that polls
+            self._failure = f"{type(e).__name__}: {e}"
+            self._end_all(f"the engine stopped working: {self._failure}")
+
+    def _route(self, events: Sequence[CoreEvent]) -> None:
+        for event in events:
+            with self._wake:
+                request = self._requests.get(event.request_id)
+                if request is not None and event.finished:
+                    del self._requests[event.request_id]
+            if request is None or request.done:
+                continue
+            try:
+                update = request.accept(event)
+            except Exception as e:  # one request's text must not take the others down
+                request.done = True
+                update = Update(finish_reason="error", error=f"the output cannot be decoded: {e}")
+            if request.done and not event.finished:
+                self.core.cancel(request.id)
+            request.sink(update)
+        if events:
+            for hook in self._after_batch:
+                hook()
+
+    def _end_all(self, why: str) -> None:
+        with self._wake:
+            requests, self._requests = list(self._requests.values()), {}
+        for request in requests:
+            if not request.done:
+                request.done = True
+                request.sink(Update(finish_reason="error", error=why))
+        for hook in self._after_batch:
+            hook()
+
+
+_SAME_NAME = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def _token_ids(prompt: Any, vocab_size: int) -> list[int]:
+    """A flat list of ids of the vocabulary, at least one."""
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    try:
+        array = np.asarray(prompt)
+    except ValueError:
+        array = np.asarray(None)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        shown = repr(prompt)
+        raise ParameterError(
+            f"a prompt is {shown if len(shown) < 80 else shown[:77] + '...'}; expected a list of at least "
+            "one token id",
+            param="prompt",
+        )
+    if int(array.min()) < 0 or int(array.max()) >= vocab_size:
+        wrong = next(int(t) for t in array if not 0 <= t < vocab_size)
+        raise ParameterError(
+            f"a prompt holds the token id {wrong}; expected ids from 0 to {vocab_size - 1}", param="prompt"
+        )
+    ids: list[int] = array.tolist()
+    return ids

@@ -1,0 +1,327 @@
+"""Does an engine, on this machine, still answer what its source model answered? The check behind ``castiron
+verify``.
+
+Two comparisons:
+
+prefill  For prompts of several lengths, the logits of every golden row against the source model's. decode
+Greedy continuation by the running engine. Its token log-probabilities are compared with the golden decode
+         rows where it follows the golden continuation, and everywhere with the engine's own prefill of the
+         same text, which the first comparison has tied to the source: the two differ only by the kernel path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from castiron.errors import EngineError
+
+from ..engines import Engine, GoldenSequence
+from .core_api import Core, CoreEvent
+from .verify_report import TOLERANCES, PromptReport, VerifyReport
+
+Floats = npt.NDArray[np.float32]
+#: Prompts are cut from a golden sequence at these lengths: one token, a partial and a full KV block, several
+#: blocks.
+_LENGTHS = (1, 7, 31, 32, 40)
+_DECODE_TOKENS = 12
+_POLL_SECONDS = 1.0
+_TIMEOUT = 1800.0
+
+
+class Runner(Protocol):
+    """A running engine: the core, and how to make its sampling parameters."""
+
+    core: Core
+    #: Makes an empty ``_core.SamplingParams``.
+    make_params: Callable[[], Any]
+
+
+class CoreRunner:
+    """``_core.Engine`` with a KV cache just large enough for the golden prompts; a context manager."""
+
+    def __init__(self, engine: Engine, tokens: int, num_threads: int | None = None) -> None:
+        """Load the weights; ``tokens`` is the length of the longest prompt and its continuation."""
+        core = import_module("._core", __package__)
+        limits = engine.manifest.limits
+        options: dict[str, Any] = {
+            "max_batch_size": 1,
+            "kv_cache_blocks": -(-min(tokens, limits.max_seq_len) // 32) + 1,
+            "vocab_limit": engine.manifest.special_tokens.vocab_size_used,
+        }
+        if num_threads is not None:
+            options["num_threads"] = num_threads
+        program = engine.program("host").model_dump()
+        try:
+            self.core: Core = core.Engine(program, str(engine.weights_path), engine.tensors, options)
+        except (ValueError, RuntimeError, MemoryError, OSError) as error:
+            raise EngineError(f"{engine.path} cannot be loaded: {error}") from None
+        self.make_params: Callable[[], Any] = core.SamplingParams
+
+    def __enter__(self) -> CoreRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.core.shutdown()
+
+
+def verify(
+    engine: Engine,
+    runner: Runner | None = None,
+    *,
+    num_threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> VerifyReport:
+    """Compare ``engine`` with its golden outputs.
+
+    runner: a running engine; by default one is started on this machine's CPU with ``num_threads``, and ended.
+    progress: called with (prompts done, prompts in all).
+
+    Raises EngineError when the engine was built without golden outputs, cannot be loaded, or a request fails.
+    """
+    sequences = engine.golden()
+    if sequences is None:
+        raise EngineError(
+            f"{engine.path} was built with --no-verify and holds no golden outputs. Rebuild it: "
+            f"{engine.rebuild_command}"
+        )
+    if runner is not None:
+        return _Verifier(engine, runner, progress).run(sequences)
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    with CoreRunner(engine, longest + _DECODE_TOKENS, num_threads) as started:
+        return _Verifier(engine, started, progress).run(sequences)
+
+
+class _Verifier:
+    def __init__(self, engine: Engine, runner: Runner, progress: Callable[[int, int], None] | None) -> None:
+        self.runner = runner
+        self.progress = progress
+        self.tolerance = TOLERANCES[engine.manifest.model.dtype]
+        self.max_seq_len = engine.manifest.limits.max_seq_len
+        #: Columns that exist in the tokenizer: only these are ever sampled.
+        self.used = engine.manifest.special_tokens.vocab_size_used
+        self.prompts: list[PromptReport] = []
+        self.problems: list[str] = []
+        self.squares = np.zeros(2)  # sums of squared errors, and of squared centered golden logits
+
+    def run(self, sequences: Sequence[GoldenSequence]) -> VerifyReport:
+        start = time.perf_counter()
+        plan = [(index, length) for index, s in enumerate(sequences) for length in _lengths(len(s.tokens))]
+        for done, (index, length) in enumerate(plan):
+            self.prefill(index, sequences[index], length)
+            self.report_progress(done + 1, len(plan) + len(sequences))
+        for index, sequence in enumerate(sequences):
+            self.decode(index, sequence)
+            self.report_progress(len(plan) + index + 1, len(plan) + len(sequences))
+        rows = _weights(self.prompts, "prefill")
+        decoded = [p for p in self.prompts if p.phase == "decode"]
+        prefilled = [p for p in self.prompts if p.phase == "prefill"]
+        relative = float(np.sqrt(self.squares[0] / max(self.squares[1], 1e-30)))
+        mean_kl = float(np.average([p.mean_kl for p in prefilled], weights=rows))
+        if not relative <= self.tolerance.relative:
+            self.problems.append(
+                f"prefill: the error is {relative:.3g} of the logits' spread; at most {self.tolerance.relative:g} is expected"
+            )
+        if not mean_kl <= self.tolerance.mean_kl:
+            self.problems.append(
+                f"prefill: mean KL is {mean_kl:.3g}; at most {self.tolerance.mean_kl:g} is expected"
+            )
+        return VerifyReport(
+            passed=not self.problems,
+            max_abs_error=max(p.max_abs_error for p in prefilled),
+            mean_kl=mean_kl,
+            top1_agreement=float(np.average([p.top1_agreement for p in prefilled], weights=rows)),
+            relative_error=relative,
+            rows=sum(rows),
+            decode_max_abs_error=max((p.max_abs_error for p in decoded), default=0.0),
+            decode_rows=sum(p.rows for p in decoded),
+            seconds=time.perf_counter() - start,
+            prompts=self.prompts,
+            problems=self.problems,
+        )
+
+    def report_progress(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(done, total)
+
+    def prefill(self, index: int, sequence: GoldenSequence, length: int) -> None:
+        """Compare all golden rows of a prompt of ``length`` tokens."""
+        chosen = sequence.rows < length
+        golden = sequence.logits[chosen]
+        found = self.context_logits(sequence.tokens[:length])[sequence.rows[chosen]]
+        if not len(golden):
+            return
+        errors = np.abs(found - golden)
+        scale = max(1.0, float(np.abs(golden).max()))
+        centered = golden - golden.mean(-1, keepdims=True)
+        self.squares += [
+            np.square(errors, dtype=np.float64).sum(),
+            np.square(centered, dtype=np.float64).sum(),
+        ]
+        agree = found.argmax(-1) == golden.argmax(-1)
+        top2 = (
+            np.partition(golden, -2, axis=-1)[:, -2:] if golden.shape[1] > 1 else np.zeros((len(golden), 2))
+        )
+        clear = top2[:, 1] - top2[:, 0] > self.tolerance.margin * scale
+        worst = float(errors.max()) if np.isfinite(found).all() else float("inf")
+        problem = ""
+        if not np.isfinite(found).all():
+            problem = "the logits are not finite"
+        elif worst > self.tolerance.max_abs * scale:
+            problem = f"max error {worst:.3g}; at most {self.tolerance.max_abs * scale:.3g} is expected"
+        elif not agree[clear].all():
+            problem = f"{int((~agree[clear]).sum())} rows have another top token than the source model, and not by a tie"
+        kl = float(_kl(golden, found).mean()) if np.isfinite(found).all() else float("inf")
+        self.add(PromptReport("prefill", index, length, len(golden), worst, kl, float(agree.mean()), problem))
+
+    def decode(self, index: int, sequence: GoldenSequence) -> None:
+        """Compare a greedy continuation with the golden one and with the engine's own prefill of the same
+        text.
+        """
+        count = min(_DECODE_TOKENS, self.max_seq_len - sequence.prefix)
+        if count < 1:
+            return
+        prompt = sequence.tokens[: sequence.prefix]
+        tokens, logprobs = self.generate(prompt, count)
+        text = np.concatenate([prompt, np.asarray(tokens, np.int32)])[: self.max_seq_len]
+        own = _log_softmax(self.context_logits(text)[len(prompt) - 1 :][: len(tokens)])
+        own_tops = own[:, : self.used].argmax(-1)
+        scale = max(1.0, float(np.abs(sequence.logits).max()))
+        errors, kls, agreed = [], [], []
+        for row, (token, found) in enumerate(zip(tokens, logprobs, strict=True)):
+            errors.append(_difference(found, own[row]))
+            margin = own[row, own_tops[row]] - own[row, token]
+            agreed.append(token == own_tops[row])
+            if margin > self.tolerance.margin * scale:
+                self.problems.append(
+                    f"decode: token {row} after {len(prompt)} differs from prefill's by {margin:.3g}"
+                )
+                break
+        followed = 0
+        while (
+            followed < min(len(tokens), len(sequence.continuation))
+            and tokens[followed] == sequence.continuation[followed]
+        ):
+            followed += 1
+        golden = (
+            _log_softmax(sequence.decode_logits)
+            if len(sequence.decode_logits)
+            else np.zeros((0, 1), np.float32)
+        )
+        # Row k of golden follows continuation[k]: it is what token k + 1 was drawn from.
+        for row in range(min(followed, len(golden), len(tokens) - 1)):
+            errors.append(_difference(logprobs[row + 1], golden[row]))
+            kls.append(float(_kl(sequence.decode_logits[row : row + 1], own[row + 1 : row + 2])[0]))
+        if len(sequence.continuation) and followed < min(len(tokens), len(sequence.continuation)):
+            self.check_divergence(index, sequence, followed, tokens[followed], scale)
+        worst = max(errors, default=0.0)
+        problem = ""
+        if not worst <= 2 * self.tolerance.max_abs * scale:
+            problem = f"log-probabilities differ by {worst:.3g}; at most {2 * self.tolerance.max_abs * scale:.3g} is expected"
+        kl = float(np.mean(kls)) if kls else 0.0
+        self.add(
+            PromptReport(
+                "decode", index, len(prompt), len(tokens), worst, kl, float(np.mean(agreed)), problem
+            )
+        )
+
+    def check_divergence(
+        self, index: int, sequence: GoldenSequence, row: int, token: int, scale: float
+    ) -> None:
+        """A continuation may leave the golden one only where the source model nearly has a tie."""
+        if row:
+            logits = sequence.decode_logits[row - 1]
+        else:
+            logits = sequence.logits[int(np.flatnonzero(sequence.rows == sequence.prefix - 1)[0])]
+        gap = float(logits[sequence.continuation[row]] - logits[token])
+        if gap > self.tolerance.margin * scale:
+            self.problems.append(
+                f"decode: sequence {index} continues with token {token} instead of {sequence.continuation[row]}, "
+                f"which leads by {gap:.3g} in the source model"
+            )
+
+    def add(self, report: PromptReport) -> None:
+        self.prompts.append(report)
+        if report.problem:
+            where = f"{report.phase}, sequence {report.sequence}, prompt of {report.prompt_tokens}"
+            self.problems.append(f"{where}: {report.problem}")
+
+    def context_logits(self, tokens: npt.NDArray[np.int32]) -> Floats:
+        """Return the engine's logits [len(tokens), V] of one prompt."""
+        params = self.runner.make_params()
+        params.max_tokens = 0
+        params.context_logits = True
+        events = self.collect(tokens, params)
+        parts = [np.asarray(e.context_logits, np.float32) for e in events if e.context_logits is not None]
+        logits = np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+        if len(logits) != len(tokens):
+            raise EngineError(f"the runtime returned logits for {len(logits)} of {len(tokens)} tokens.")
+        return logits
+
+    def generate(self, tokens: npt.NDArray[np.int32], count: int) -> tuple[list[int], list[dict[int, float]]]:
+        """Return ``count`` greedy tokens and, for each, {token: log-probability} of the sampled and the top
+        ones.
+        """
+        params = self.runner.make_params()
+        params.max_tokens = count
+        params.temperature = 0.0
+        params.logprobs = 5
+        generated: list[int] = []
+        logprobs: list[dict[int, float]] = []
+        for event in self.collect(tokens, params):
+            for token, entry in zip(event.token_ids, event.logprobs, strict=True):
+                generated.append(int(token))
+                logprobs.append(
+                    {**{int(t): float(p) for t, p in entry.top}, int(token): float(entry.logprob)}
+                )
+        if len(generated) != count:
+            raise EngineError(f"the runtime generated {len(generated)} of {count} tokens.")
+        return generated, logprobs
+
+    def collect(self, tokens: npt.NDArray[np.int32], params: Any) -> list[CoreEvent]:
+        try:
+            request = self.runner.core.submit(np.ascontiguousarray(tokens, np.int32), params)
+        except ValueError as error:
+            raise EngineError(
+                f"the runtime refused a golden prompt of {len(tokens)} tokens: {error}"
+            ) from None
+        events: list[CoreEvent] = []
+        deadline = time.monotonic() + _TIMEOUT
+        while not (events and events[-1].finished):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"a golden prompt of {len(tokens)} tokens got no answer in {_TIMEOUT:.0f} seconds."
+                )
+            events += [event for event in self.runner.core.poll(_POLL_SECONDS) if event.request_id == request]
+        if events[-1].finish_reason == "error":
+            raise EngineError(f"the runtime failed on a golden prompt: {events[-1].error}")
+        return events
+
+
+def _lengths(longest: int) -> list[int]:
+    return sorted({length for length in (*_LENGTHS, longest) if length <= longest})
+
+
+def _weights(prompts: Sequence[PromptReport], phase: str) -> list[int]:
+    return [prompt.rows for prompt in prompts if prompt.phase == phase]
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(-1, keepdims=True)
+    result: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def _kl(golden: Floats, found: Floats) -> npt.NDArray[np.float64]:
+    """Return KL(golden ‖ found) of each row, in nats."""
+    p, q = (_log_softmax(np.asarray(logits, np.float64)) for logits in (golden, found))  # type: ignore[arg-type]
+    return np.asarray((np.exp(p) * (p - q)).sum(-1), np.float64)
+
+
+def _difference(found: dict[int, float], expected: Floats) -> float:
+    return max(abs(value - float(expected[token])) for token, value in found.items())

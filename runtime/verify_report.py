@@ -1,0 +1,81 @@
+"""What ``castiron verify`` tolerates and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..engines import Verification
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Bounds by weight dtype.
+
+    fp32: both sides compute in float32 and differ by the order of summation alone. A sum of K products
+    carries about eps·sqrt(K) ≈ 1.2e-7·50 of relative error; some hundred operations in a row add up to about
+    1e-4 of the largest logit, below which no wrong kernel hides. Doubled for headroom.
+    bf16: an operand rounded to 8 bits is off by 2⁻⁹ ≈ 0.002; over a few hundred roundings errors grow as the
+    square root, to 3 to 10 % of the logits' spread on deep models. A wrong kernel gives about 100 %. KL is
+    measured as well, because it is what a user notices; Hugging Face's own bf16 stays below 0.01 on real
+    models.
+    """
+
+    #: max |error| ≤ this · max(1, max |logit|)
+    max_abs: float
+    #: rms of errors ≤ this · rms of the golden logits around each row's mean
+    relative: float
+    mean_kl: float
+    #: A row whose golden top-1 leads by more than this · max(1, max |logit|) must have the same top-1.
+    margin: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(max_abs=2e-4, relative=2e-4, mean_kl=1e-6, margin=4e-4),
+    "bfloat16": Tolerance(max_abs=0.15, relative=0.1, mean_kl=0.03, margin=0.15),
+}
+
+
+@dataclass(frozen=True)
+class PromptReport:
+    """The comparison of one prompt. ``phase`` is prefill or decode; errors in units of logits (decode: nats)."""
+
+    phase: str
+    sequence: int
+    prompt_tokens: int
+    rows: int
+    max_abs_error: float
+    mean_kl: float
+    top1_agreement: float
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What ``verify`` found; ``problems`` is empty exactly when the engine passed."""
+
+    passed: bool
+    max_abs_error: float
+    mean_kl: float
+    top1_agreement: float
+    relative_error: float
+    rows: int
+    decode_max_abs_error: float
+    decode_rows: int
+    seconds: float
+    prompts: list[PromptReport]
+    problems: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON object of ``verify --json``."""
+        return asdict(self)
+
+    def summary(self) -> Verification:
+        """Return what the manifest keeps."""
+        return Verification(
+            passed=self.passed,
+            max_abs_error=self.max_abs_error,
+            mean_kl=self.mean_kl,
+            top1_agreement=self.top1_agreement,
+            rows=self.rows + self.decode_rows,
+        )
