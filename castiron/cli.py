@@ -1,5 +1,5 @@
-"""The command line: ``castiron COMMAND``. A command's module is imported when it is used, so that ``castiron run``
-never pays for what ``castiron build`` needs.
+"""The command line: ``castiron COMMAND``. A command's module is imported when it is used, so that ``castiron
+run`` never pays for what ``castiron build`` needs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what a user can cause ends in one red line and exit code 1, never in a traceback."""
+        """Run the command; what a user can cause ends in a red line and exit code 1, not in a traceback."""
         try:
             return super().invoke(ctx)
         except CastironError as error:

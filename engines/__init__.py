@@ -1,4 +1,6 @@
-"""What an engine is: its schemas, the atomic writer, the distrustful reader and the golden outputs it carries."""
+"""What an engine is: its schemas, the atomic writer, the distrustful reader and the golden outputs it
+carries.
+"""
 
 from __future__ import annotations
 

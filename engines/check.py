@@ -1,4 +1,4 @@
-"""Cross-checks of a program that its schema cannot express: names, references, places in the arena, weights."""
+"""Cross-checks of a program that its schema cannot express: names, references, places in the arena."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES = {"f32": "F32", "bf16": "BF16"}
 
 
 def check_program(program: Program, tensors: Mapping[str, TensorEntry]) -> None:
-    """Raise EngineError unless ``program`` is consistent in itself and with the tensors of rank0.safetensors."""
+    """Raise EngineError unless ``program`` is consistent in itself and with the tensors of the engine."""
     _Checker(program).run(tensors)
 
 

@@ -1,7 +1,8 @@
 """``rank0.engine``: a ZIP of stored entries. Written with zipfile, read by a parser that accepts only that.
 
-The reader takes nothing but what the writer makes: no compression (so no bombs), no encryption, no ZIP64, no comments,
-no gaps, names from a small alphabet. What any other tool could hide in a ZIP is refused, not interpreted.
+The reader takes nothing but what the writer makes: no compression (so no bombs), no encryption, no ZIP64, no
+comments, no gaps, names from a small alphabet. What any other tool could hide in a ZIP is refused, not
+interpreted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Golden outputs: what the source model answers to a few token sequences, kept in the engine for ``castiron verify``.
+"""Golden outputs: what the source model answers to a few token sequences, kept in the engine for ``castiron
+verify``.
 
-One sequence serves many prompt lengths: attention is causal, so row i of a long pass is also the last row of a prompt
-of i + 1 tokens. A pass of the source model may stream all its weights from disk, so passes are what is saved here:
-one per sequence, plus one per decode step.
+One sequence serves many prompt lengths: attention is causal, so row i of a long pass is also the last row of
+a prompt of i + 1 tokens. A pass of the source model may stream all its weights from disk, so passes are what
+is saved here: one per sequence, plus one per decode step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MAX_BYTES = 1 << 30
 #: Decode starts one token before a KV block is full (blocks of 32), so that it also opens the next block.
 _DECODE_PREFIX = 31
 _DECODE_STEPS = 4
-#: Longer than one attention segment (256 keys) and than the small sliding windows; cheap enough for any model.
+#: Longer than one attention segment (256 keys) and than the small sliding windows; cheap enough for any
+#: model.
 _LONG = 320
 _LOGIT_BYTES = 32 << 20
 
@@ -45,7 +47,8 @@ class GoldenSequence:
     """``logits`` [len(rows), V] belong to ``rows`` of ``tokens``.
 
     ``continuation`` is what the source model says greedily after the first ``prefix`` tokens; row k of
-    ``decode_logits`` [len(continuation) - 1, V] follows continuation[k]. Both are empty where nothing was decoded.
+    ``decode_logits`` [len(continuation) - 1, V] follows continuation[k]. Both are empty where nothing was
+    decoded.
     """
 
     tokens: Ints
@@ -68,7 +71,8 @@ def make_golden(
 
     vocab_size: token ids drawn at random stay below it (give the ids that the tokenizer knows).
     limits: sequences fit into ``max_seq_len``.
-    tokenizer_ids: a natural text; it makes the main sequence, random ids a second one. Without it: random ids only.
+    tokenizer_ids: a natural text; it makes the main sequence, random ids a second one. Without it: random ids
+    only.
     long_prompt: tokens of the main sequence at most, before limits.
 
     Returns the arrays of golden.safetensors; ``read_golden`` is the inverse of storing them.
@@ -160,7 +164,7 @@ def unpack_arrays(data: bytes, where: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def read_golden(arrays: Mapping[str, np.ndarray[Any, Any]], vocab_size: int) -> list[GoldenSequence]:
-    """Group the arrays of golden.safetensors by sequence; raises EngineError when they do not fit together."""
+    """Group the arrays of golden.safetensors by sequence; raises EngineError where they do not fit."""
     sequences = []
     for index in range(len({name.partition(".")[0] for name in arrays})):
         try:

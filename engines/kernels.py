@@ -1,7 +1,8 @@
-"""What each kernel of docs/program.md takes: counts of operands and types of attributes, for the reader's check.
+"""What each kernel of docs/program.md takes: counts of operands and types of attributes, for the reader's
+check.
 
-Shapes are checked by the device, which knows them at the price of the arithmetic; this table keeps a damaged or
-hand-made program from reaching it.
+Shapes are checked by the device, which knows them at the price of the arithmetic; this table keeps a damaged
+or hand-made program from reaching it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ _NUMBER = (int, float)
 
 @dataclass(frozen=True)
 class Kernel:
-    """Allowed counts of inputs, weights and outputs (ends included), and {attribute: type, or its allowed values}."""
+    """Allowed counts of inputs, weights and outputs (ends included), and {attribute: type, or its allowed
+    values}.
+    """
 
     inputs: tuple[int, int]
     weights: tuple[int, int]

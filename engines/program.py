@@ -72,7 +72,7 @@ class Step(_Model):
 
 
 class KvLayer(_Model):
-    """One cache layer: what ``write_kv`` stores and ``paged_attention`` reads under the same ``layer`` index."""
+    """One cache layer: what ``write_kv`` stores and ``paged_attention`` reads under one ``layer`` index."""
 
     kv_heads: Annotated[int, Field(ge=1, le=4096)]
     head_dim: Annotated[int, Field(ge=1, le=4096)]

@@ -1,4 +1,6 @@
-"""Opening an engine. The reader trusts nothing: whatever the folder holds, the outcome is an Engine or an EngineError."""
+"""Opening an engine. The reader trusts nothing: whatever the folder holds, the outcome is an Engine or an
+EngineError.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _Schema = TypeVar("_Schema", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Engine:
-    """An opened engine: everything but the weights' bytes and the golden outputs has been read and checked."""
+    """An opened engine: all but the weights' bytes and the golden outputs has been read and checked."""
 
     path: Path
     manifest: Manifest
@@ -72,8 +74,8 @@ class Engine:
         """Return the program of ``target``; raises EngineError naming what the engine has instead."""
         if target not in self.programs:
             raise EngineError(
-                f"{self.path} has no program for {target!r}; it was built for {', '.join(self.targets)}. Rebuild it: "
-                f"{self.rebuild_command} --target {target}"
+                f"{self.path} has no program for {target!r}; it was built for {', '.join(self.targets)}. "
+                f"Rebuild it: {self.rebuild_command} --target {target}"
             )
         return self.programs[target]
 
@@ -104,7 +106,8 @@ class Engine:
         return _json_object(data, f"{self.path}: build_report.json")
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
-        """Compare every byte of every file with the manifest's SHA-256; raises EngineError on the first difference.
+        """Compare every byte of every file with the manifest's SHA-256; raises EngineError on the first
+        difference.
 
         progress: called with the number of bytes read since the last call.
         """
@@ -118,9 +121,9 @@ class Engine:
 def open_engine(path: str | os.PathLike[str]) -> Engine:
     """Open an engine folder.
 
-    Checks the version first, then the manifest, presence and size of every file, the hashes of the small ones, the
-    program and its fit to the weights' table. The bytes of the weights are checked by ``Engine.check_hashes`` alone,
-    so that opening takes milliseconds.
+    Checks the version first, then the manifest, presence and size of every file, the hashes of the small
+    ones, the program and its fit to the weights' table. The bytes of the weights are checked by
+    ``Engine.check_hashes`` alone, so that opening takes milliseconds.
 
     Raises EngineError, and nothing else, whatever the folder holds.
     """
@@ -181,8 +184,8 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         size = regular_size(folder / name)
         if size != record.size:
             raise EngineError(
-                f"{folder / name} has {size} bytes; {record.size} were written. It is truncated or was changed; copy the "
-                "engine again or rebuild it."
+                f"{folder / name} has {size} bytes; {record.size} were written. It is truncated or was "
+                "changed; copy the engine again or rebuild it."
             )
         if name not in (PROGRAM_FILE, WEIGHTS_FILE):
             if size > _MAX_SMALL_FILE:

@@ -1,7 +1,7 @@
 """``rank0.safetensors``: a streaming writer and a distrustful header reader.
 
-A plain safetensors file with two promises on top: tensor data starts at a multiple of 64 bytes, and every tensor's
-size is a multiple of 64 bytes; so each tensor is 64-byte aligned in the file and in a mapping of it.
+A plain safetensors file with two promises on top: tensor data starts at a multiple of 64 bytes, and every
+tensor's size is a multiple of 64 bytes; so each tensor is 64-byte aligned in the file and in a mapping of it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,21 @@ class PackedSource(Protocol):
     """A weight in its final layout, produced piece by piece so that it is never whole in memory."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name under which programs refer to it."""
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """f32 or bf16."""
+
     @property
-    def stored_shape(self) -> Sequence[int]: ...
+    def stored_shape(self) -> Sequence[int]:
+        """The shape in the file, padding included."""
+
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes in the file, a multiple of 64."""
+
     def chunks(self) -> Iterator[Any]:
         """Yield consecutive pieces: arrays or bytes, ``nbytes`` in all."""
 
@@ -98,8 +106,9 @@ def write_weights(
                 if progress is not None:
                     progress(source.name, done, total)
             if written != source.nbytes:
+                over = "over " if written > source.nbytes else ""
                 raise BuildError(
-                    f"packing {source.name!r} gave {'over ' if written > source.nbytes else ''}{written} bytes; "
+                    f"packing {source.name!r} gave {over}{written} bytes; "
                     f"{source.nbytes} were announced. This is a bug in its packer."
                 )
         os.fsync(file.fileno())
@@ -123,8 +132,8 @@ def _header(sources: list[PackedSource]) -> bytes:
         expected = math.prod(source.stored_shape) * size
         if source.nbytes != expected or source.nbytes % ALIGNMENT or source.nbytes == 0:
             raise BuildError(
-                f"weight {source.name!r} is announced with {source.nbytes} bytes for shape {list(source.stored_shape)} "
-                f"of {source.dtype} ({expected} bytes); both must agree and be a multiple of {ALIGNMENT}."
+                f"weight {source.name!r} is announced with {source.nbytes} bytes for shape "
+                f"{list(source.stored_shape)} of {source.dtype} ({expected} bytes); both must agree and be a multiple of {ALIGNMENT}."
             )
         if source.name in table:
             raise BuildError(f"two weights are named {source.name!r}; names must be unique.")
@@ -153,8 +162,8 @@ def _write_all(fd: int, data: bytes | memoryview) -> None:
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Read and check the header of a safetensors file that castiron wrote.
 
-    Every tensor must be of a known dtype, 64-byte aligned, inside the file, and the data must be covered without
-    gaps and overlaps. Raises EngineError otherwise.
+    Every tensor must be of a known dtype, 64-byte aligned, inside the file, and the data must be covered
+    without gaps and overlaps. Raises EngineError otherwise.
     """
     with open(path, "rb", buffering=0) as file:
         file_size = os.fstat(file.fileno()).st_size
@@ -170,7 +179,9 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 def parse_header(
     text: bytes, data_start: int, file_size: int, where: str, align: int = ALIGNMENT
 ) -> dict[str, TensorEntry]:
-    """Check a safetensors header's JSON against the file that it describes; offsets returned count from byte 0."""
+    """Check a safetensors header's JSON against the file that it describes; offsets returned count from byte
+    0.
+    """
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:

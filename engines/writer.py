@@ -1,4 +1,6 @@
-"""Writing an engine: everything goes to a temporary folder beside the target, which one rename makes the engine."""
+"""Writing an engine: everything goes to a temporary folder beside the target, which one rename makes the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,9 @@ class EngineWriter:
     """Context manager that makes an engine folder appear whole or not at all.
 
     output_dir: where the engine will be. It may not exist, be empty, or, with ``overwrite``, be an engine.
-    ``path`` is the temporary folder; after ``finish`` it is a complete engine, so that it can be opened and verified
-    before leaving the ``with`` block puts it in its place. Any exception, KeyboardInterrupt included, removes it.
+    ``path`` is the temporary folder; after ``finish`` it is a complete engine, so that it can be opened and
+    verified before leaving the ``with`` block puts it in its place. Any exception, KeyboardInterrupt
+    included, removes it.
 
     Raises BuildError for a target that cannot be written, and for a file system that fails or is full.
     """
@@ -118,14 +121,16 @@ class EngineWriter:
             free = shutil.disk_usage(self.path).free
             if free < total:
                 raise BuildError(
-                    f"the weights need {total / 1e9:.2f} GB and {self.path.parent} has {free / 1e9:.2f} GB free. "
-                    "Free some space or choose another --output-dir."
+                    f"the weights need {total / 1e9:.2f} GB and {self.path.parent} has {free / 1e9:.2f} GB "
+                    "free. Free some space or choose another --output-dir."
                 )
             size, digest = write_weights(self.path / WEIGHTS_FILE, ordered, progress)
             self._files[WEIGHTS_FILE] = FileRecord(size=size, sha256=digest)
 
     def copy_tokenizer(self, model_dir: str | os.PathLike[str]) -> list[str]:
-        """Copy tokenizer, chat template and generation config where the checkpoint has them; return their names."""
+        """Copy tokenizer, chat template and generation config where the checkpoint has them; return their
+        names.
+        """
         copied = []
         with self._writing():
             for source, name in COPIED.items():
@@ -160,8 +165,8 @@ class EngineWriter:
             raise BuildError("all targets of an engine must share limits and vocabulary size.")
         if special_tokens.vocab_size_used > special_tokens.vocab_size:
             raise BuildError(
-                f"the tokenizer's {special_tokens.vocab_size_used} tokens are more than the {special_tokens.vocab_size} "
-                "columns of the logits; clip vocab_size_used."
+                f"the tokenizer's {special_tokens.vocab_size_used} tokens are more than the "
+                f"{special_tokens.vocab_size} columns of the logits; clip vocab_size_used."
             )
         golden = self._golden_summary(special_tokens.vocab_size)
         with self._writing():
@@ -235,7 +240,9 @@ class EngineWriter:
 
 
 def check_output_dir(output_dir: Path, overwrite: bool) -> None:
-    """Raise BuildError unless an engine may be written to ``output_dir``: absent, empty, or an engine to replace."""
+    """Raise BuildError unless an engine may be written to ``output_dir``: absent, empty, or an engine to
+    replace.
+    """
     if output_dir.is_symlink() or (output_dir.exists() and not output_dir.is_dir()):
         raise BuildError(f"{output_dir} exists and is not a folder. Choose another --output-dir.")
     try:
@@ -269,11 +276,14 @@ def _explain(error: OSError, output_dir: Path) -> str:
         with suppress(OSError):
             free = shutil.disk_usage(output_dir.parent).free
         return (
-            f"the disk is full: {output_dir.parent} has {free / 1e9:.2f} GB left. Nothing was kept; free some space "
-            "or choose another --output-dir."
+            f"the disk is full: {output_dir.parent} has {free / 1e9:.2f} GB left. Nothing was kept; free some "
+            "space or choose another --output-dir."
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{output_dir} cannot be written ({error.strerror}). Choose an --output-dir in a folder you may write to."
+        return (
+            f"{output_dir} cannot be written ({error.strerror}). Choose an --output-dir in a folder that you may "
+            "write to."
+        )
     return f"writing {output_dir} failed: {error.strerror or error} ({error.filename or 'no file named'})."
 
 

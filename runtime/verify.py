@@ -125,7 +125,8 @@ class _Verifier:
         mean_kl = float(np.average([p.mean_kl for p in prefilled], weights=rows))
         if not relative <= self.tolerance.relative:
             self.problems.append(
-                f"prefill: the error is {relative:.3g} of the logits' spread; at most {self.tolerance.relative:g} is expected"
+                f"prefill: the error is {relative:.3g} of the logits' spread; at most "
+                f"{self.tolerance.relative:g} is expected"
             )
         if not mean_kl <= self.tolerance.mean_kl:
             self.problems.append(
@@ -175,7 +176,8 @@ class _Verifier:
         elif worst > self.tolerance.max_abs * scale:
             problem = f"max error {worst:.3g}; at most {self.tolerance.max_abs * scale:.3g} is expected"
         elif not agree[clear].all():
-            problem = f"{int((~agree[clear]).sum())} rows have another top token than the source model, and not by a tie"
+            wrong = int((~agree[clear]).sum())
+            problem = f"{wrong} rows have another top token than the source model, and not by a tie"
         kl = float(_kl(golden, found).mean()) if np.isfinite(found).all() else float("inf")
         self.add(PromptReport("prefill", index, length, len(golden), worst, kl, float(agree.mean()), problem))
 
@@ -221,8 +223,10 @@ class _Verifier:
             self.check_divergence(index, sequence, followed, tokens[followed], scale)
         worst = max(errors, default=0.0)
         problem = ""
-        if not worst <= 2 * self.tolerance.max_abs * scale:
-            problem = f"log-probabilities differ by {worst:.3g}; at most {2 * self.tolerance.max_abs * scale:.3g} is expected"
+        # A log-probability moves with its logit and with the normaliser: twice the bound of one logit.
+        bound = 2 * self.tolerance.max_abs * scale
+        if not worst <= bound:
+            problem = f"log-probabilities differ by {worst:.3g}; at most {bound:.3g} is expected"
         kl = float(np.mean(kls)) if kls else 0.0
         self.add(
             PromptReport(
@@ -241,8 +245,8 @@ class _Verifier:
         gap = float(logits[sequence.continuation[row]] - logits[token])
         if gap > self.tolerance.margin * scale:
             self.problems.append(
-                f"decode: sequence {index} continues with token {token} instead of {sequence.continuation[row]}, "
-                f"which leads by {gap:.3g} in the source model"
+                f"decode: sequence {index} continues with token {token} instead of "
+                f"{sequence.continuation[row]}, which leads by {gap:.3g} in the source model"
             )
 
     def add(self, report: PromptReport) -> None:
@@ -319,7 +323,7 @@ def _log_softmax(logits: Floats) -> Floats:
 
 def _kl(golden: Floats, found: Floats) -> npt.NDArray[np.float64]:
     """Return KL(golden ‖ found) of each row, in nats."""
-    p, q = (_log_softmax(np.asarray(logits, np.float64)) for logits in (golden, found))  # type: ignore[arg-type]
+    p, q = (_log_softmax(np.asarray(logits, np.float64)) for logits in (golden, found))
     return np.asarray((np.exp(p) * (p - q)).sum(-1), np.float64)
 
 

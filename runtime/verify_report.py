@@ -38,7 +38,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class PromptReport:
-    """The comparison of one prompt. ``phase`` is prefill or decode; errors in units of logits (decode: nats)."""
+    """The comparison of one prompt; ``phase`` is prefill or decode, errors are in logits (decode: nats)."""
 
     phase: str
     sequence: int

@@ -21,7 +21,7 @@ def print_json(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console; rich is imported here, so that commands that print plainly do not wait for it."""
+    """Return a rich console; imported here, so that commands that print plainly do not wait for rich."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)

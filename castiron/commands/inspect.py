@@ -146,7 +146,8 @@ def _show_programs(out: Console, summary: dict[str, Any]) -> None:
         for index, step in enumerate(program.get("step_list", [])):
             attrs = " ".join(f"{key}={value}" for key, value in step["attrs"].items())
             operands = " ".join([*step["inputs"], *(f"<{name}>" for name in step["weights"])])
-            line = f"{index:4d}  {', '.join(step['outputs']) or '(cache)'} = {step['kernel']}({operands}) {attrs}"
+            results = ", ".join(step["outputs"]) or "(cache)"
+            line = f"{index:4d}  {results} = {step['kernel']}({operands}) {attrs}"
             out.print(escape(line), soft_wrap=True)
 
 
@@ -174,13 +175,11 @@ def show_decisions(out: Console, decisions: list[dict[str, Any]]) -> None:
 
 def _show_golden(out: Console, golden: dict[str, Any] | None) -> None:
     if golden is None:
-        out.print(
-            "[yellow]No golden outputs[/]: built with --no-verify; castiron verify cannot compare this engine."
-        )
+        out.print("[yellow]No golden outputs[/]: built with --no-verify; castiron verify cannot compare it.")
         return
     out.print(
-        f"[bold]Golden outputs[/]: {golden['sequences']} sequences, {golden['prefill_rows']} rows of prefill, "
-        f"{golden['decode_rows']} of decode"
+        f"[bold]Golden outputs[/]: {golden['sequences']} sequences, "
+        f"{golden['prefill_rows']} rows of prefill, {golden['decode_rows']} of decode"
     )
     found = golden["verification"]
     if found is not None:

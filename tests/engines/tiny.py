@@ -1,4 +1,6 @@
-"""A tiny engine made by hand with numpy alone, and the same model in float64: one transformer layer, 53 tokens."""
+"""A tiny engine made by hand with numpy alone, and the same model in float64: one transformer layer, 53
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,9 @@ class TinyModel:
             "positions": ("i32", ["T"]),
             "logit_rows": ("i32", ["N"]),
             **{name: ("f32", ["T", width]) for name, width in widths.items()},
-            "last": ("f32", ["N", HIDDEN]), "n2": ("f32", ["N", HIDDEN]), "logits": ("f32", ["N", VOCAB]),
+            "last": ("f32", ["N", HIDDEN]),
+            "n2": ("f32", ["N", HIDDEN]),
+            "logits": ("f32", ["N", VOCAB]),
         }
         for name, (dtype, shape) in shapes.items():
             values.append(Value(name=name, dtype=dtype, shape=shape, offset=end))  # type: ignore[arg-type]
