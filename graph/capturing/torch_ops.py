@@ -1,0 +1,50 @@
+"""The ops that capture puts into the traced model, as torch ops without an implementation.
+
+They exist only under ``torch.export``, where their shape functions run; their meaning is given by
+``castiron.graph.evaluate``, which computes them on the graph that is emitted.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, empty_like
+from torch.library import Library, register_fake
+
+_LIBRARY = Library("castiron", "DEF")
+_LIBRARY.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? slopes, int layer, float scale, "
+    "int window, int chunk, float softcap) -> Tensor"
+)
+_LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float eps, bool one_plus) -> Tensor")
+_LIBRARY.define("rope(Tensor x, Tensor cos, Tensor sin, str style, str cos_layout) -> Tensor")
+_LIBRARY.define("activation(Tensor x, str fn) -> Tensor")
+
+
+@register_fake("castiron::attention")  # type: ignore[untyped-decorator]
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+    layer: int,
+    scale: float,
+    window: int,
+    chunk: int,
+    softcap: float,
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+@register_fake("castiron::rms_norm")  # type: ignore[untyped-decorator]
+def _rms_norm(x: Tensor, weight: Tensor | None, eps: float, one_plus: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@register_fake("castiron::rope")  # type: ignore[untyped-decorator]
+def _rope(x: Tensor, cos: Tensor, sin: Tensor, style: str, cos_layout: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@register_fake("castiron::activation")  # type: ignore[untyped-decorator]
+def _activation(x: Tensor, fn: str) -> Tensor:
+    return empty_like(x)

@@ -1,0 +1,66 @@
+"""The op vocabulary of the graph: names, operands and attributes (docs/graph.md), as data.
+
+Both stages share the domain: what capture emits (a leading batch dimension of one) and what the passes leave
+(packed rows). Ops whose operands differ between the stages are listed with the union of their attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Domain and version of the ops that ONNX lacks.
+DOMAIN = "castiron"
+DOMAIN_VERSION = 1
+#: Version of the standard domain.
+OPSET = 23
+
+TOKEN_IDS = "token_ids"
+POSITIONS = "positions"
+LOGIT_ROWS = "logit_rows"
+LOGITS = "logits"
+#: Symbolic dimensions: tokens of the step, rows of which logits are wanted.
+TOKENS = "T"
+ROWS = "N"
+
+#: Activation functions: attribute ``fn`` of ``Activation`` and ``activation`` of the fused ops.
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2", "tanh", "sigmoid")
+ROPE_STYLES = ("half", "interleaved", "concat_halves")
+COS_LAYOUTS = ("half", "repeat_block", "repeat_each")
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op: operand names in order (``?`` marks an optional one) and its attributes' names."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> int:
+        """Number of leading operands that must be present."""
+        return sum(not name.endswith("?") for name in self.inputs)
+
+
+_HEADS = ("q_heads", "kv_heads", "head_dim", "v_head_dim")
+_PAIRS = ("rotary_dim", "interleaved", "concat_halves")
+_MASK = ("scale", "window", "chunk", "softcap")
+
+OPS: dict[str, OpSpec] = {
+    "Linear": OpSpec(("x", "w", "b?", "residual?"), ("y",), ("activation", "alpha")),
+    "RMSNorm": OpSpec(("x", "w?"), ("y",), ("eps", "one_plus", "group")),
+    "Rope": OpSpec(("x", "cos", "sin"), ("y",), ("style", "cos_layout")),
+    "Attention": OpSpec(("q", "k", "v", "sinks?", "slopes?"), ("o",), ("layer", *_MASK)),
+    "Activation": OpSpec(("x",), ("y",), ("fn",)),
+    "GatedLinear": OpSpec(("x", "w_gate", "w_up", "b_gate?", "b_up?"), ("y",), ("activation",)),
+    "AddRMSNorm": OpSpec(("x", "residual", "w?"), ("y", "sum"), ("eps", "one_plus")),
+    "AddLayerNorm": OpSpec(("x", "residual", "w?", "b?"), ("y", "sum"), ("eps", "one_plus")),
+    "LayerNorm": OpSpec(("x", "w?", "b?"), ("y",), ("eps", "group", "one_plus")),
+    "RopeWriteKV": OpSpec(
+        ("q", "k", "v", "positions", "cos", "sin"), ("q_rotated",), ("layer", *_HEADS, *_PAIRS)
+    ),
+    "WriteKV": OpSpec(("k", "v"), ("kv_written",), ("layer", "kv_heads", "head_dim", "v_head_dim")),
+    "PagedRope": OpSpec(("x", "positions", "cos", "sin"), ("y",), ("heads", "head_dim", *_PAIRS)),
+    "PagedAttention": OpSpec(("q", "sinks?", "slopes?"), ("o",), ("layer", *_HEADS, *_MASK)),
+    "GatherRows": OpSpec(("x", "logit_rows"), ("y",)),
+}
