@@ -20,6 +20,10 @@ def fuse_embedding(rewriter: Rewriter, ctx: PassContext) -> int:
         ids, offset = _ids(indices)
         if isinstance(ids, gs.Constant) or weight_nodes(ids) or produced_by(ids, "Cast"):
             continue
+        cast = produced_by(table, "Cast")
+        if cast is not None:
+            # Embedding reads any stored type; without the Cast a tied output projection is the same tensor.
+            table = cast.inputs[0]
         scale, last = 1.0, output
         multiply = rewriter.only_consumer(output)
         if multiply is not None and (factor := _scale(multiply, output)) is not None:

@@ -76,7 +76,7 @@ class _Half:
             return tensor
         bounds = [self.rewriter.constant([v], "bound") for v in (self.start, self.stop, 0, 1)]
         name = f"{tensor.name}[{self.start}:{self.stop}]"
-        return self.rewriter.op("Slice", [tensor, *bounds], [self.width, *dims[1:]], hint=name)
+        return self.rewriter.op("Slice", [tensor, *bounds], [self.width, *dims[1:]], dtype=tensor.dtype, hint=name)
 
 
 def _projection(rewriter: Rewriter, tensor: Tensor) -> _Half | None:

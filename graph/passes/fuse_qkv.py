@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
-from .rewriter import CASTIRON, Node, PassContext, Rewriter, Tensor, optional_input, producer, shape_of
+from .rewriter import CASTIRON, Node, PassContext, Rewriter, Tensor, dtype_name, optional_input, producer, shape_of
 
 _PASS_THROUGH = ("RMSNorm", "LayerNorm", "PagedRope", "Clip", "Reshape")
 
@@ -61,16 +62,18 @@ def _join(rewriter: Rewriter, linears: list[Node]) -> None:
     features = shape_of(linears[0].inputs[1])[1]
     name = "+".join([linears[0].inputs[1].name, *(n.inputs[1].name.split(".")[-2] for n in linears[1:])])
     weight = rewriter.op(
-        "Concat", [n.inputs[1] for n in linears], [sum(widths), features], attrs={"axis": 0}, hint=name
+        "Concat", [n.inputs[1] for n in linears], [sum(widths), features], attrs={"axis": 0}, dtype=linears[0].inputs[1].dtype, hint=name
     )
     biases = [optional_input(n, 2) for n in linears]
     bias = None
     if any(b is not None for b in biases):
+        present = next(b for b in biases if b is not None)
+        kind = np.dtype(ml_dtypes.bfloat16) if dtype_name(present) == "bfloat16" else present.dtype
         parts = [
-            rewriter.constant(np.zeros(width, np.float32), "no_bias") if b is None else b
+            rewriter.constant(np.zeros(width, kind), "no_bias") if b is None else b
             for b, width in zip(biases, widths, strict=True)
         ]
-        bias = rewriter.op("Concat", parts, [sum(widths)], attrs={"axis": 0}, hint=f"{name}.bias")
+        bias = rewriter.op("Concat", parts, [sum(widths)], attrs={"axis": 0}, dtype=present.dtype, hint=f"{name}.bias")
     rows = shape_of(linears[0].outputs[0])[0]
     joined = rewriter.op(
         "Linear", [x, weight, bias], [rows, sum(widths)], domain=CASTIRON, hint=f"{linears[0].outputs[0].name}.qkv"

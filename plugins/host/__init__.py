@@ -1,1 +1,13 @@
-"""."""
+"""Built-in tactics of the ``host`` target; the kernels are those of docs/program.md."""
+
+from ..tactic import Tactic
+from . import attention, elementwise, embedding, linear, norm, shape
+
+TACTICS: tuple[Tactic, ...] = (
+    *linear.TACTICS,
+    *norm.TACTICS,
+    *attention.TACTICS,
+    *elementwise.TACTICS,
+    *shape.TACTICS,
+    *embedding.TACTICS,
+)

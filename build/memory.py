@@ -1,0 +1,139 @@
+"""The memory plan: offsets in the activation arena by liveness, and the table of everything the engine reserves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..engines.program import KvLayer, Limits, Weight
+
+ALIGNMENT = 64
+#: Tokens in a KV block (docs/program.md).
+BLOCK_TOKENS = 32
+_ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A run of arena bytes that is live from step ``first`` to step ``last``, ends included."""
+
+    size: int
+    first: int
+    last: int
+
+
+def aligned(size: int) -> int:
+    """``size`` rounded up to the arena's alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def plan_arena(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+    """Offsets for buffers, and the arena's size, so that no two buffers live at once overlap.
+
+    Largest first, each into the smallest gap that holds it (best fit): within a few percent of the
+    largest sum of live sizes for transformer graphs, and deterministic.
+    """
+    order = sorted(range(len(buffers)), key=lambda i: (-buffers[i].size, buffers[i].first, i))
+    offsets = [0] * len(buffers)
+    placed: list[int] = []
+    total = 0
+    for index in order:
+        buffer = buffers[index]
+        size = aligned(buffer.size)
+        taken = sorted(
+            (offsets[i], offsets[i] + aligned(buffers[i].size))
+            for i in placed
+            if buffers[i].first <= buffer.last and buffer.first <= buffers[i].last
+        )
+        best, best_gap, end = None, None, 0
+        for start, stop in taken:
+            gap = start - end
+            if gap >= size and (best_gap is None or gap < best_gap):
+                best, best_gap = end, gap
+            end = max(end, stop)
+        offsets[index] = end if best is None else best
+        placed.append(index)
+        total = max(total, offsets[index] + size)
+    return offsets, total
+
+
+def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
+    """The largest sum of sizes live at one step: no plan can be smaller."""
+    steps = {buffer.first for buffer in buffers}
+    return max(
+        (sum(aligned(b.size) for b in buffers if b.first <= step <= b.last) for step in steps),
+        default=0,
+    )
+
+
+def stored_bytes(weight: Weight) -> int:
+    """Bytes of a weight in its layout, padding included (docs/program.md)."""
+    item = _ITEM_BYTES[weight.dtype]
+    if weight.layout == "plain":
+        count = item
+        for size in weight.shape:
+            count *= size
+        return count
+    rows, columns = weight.shape
+    panels = -(-rows // 16)
+    pairs = columns if weight.layout == "panel16" else -(-columns // 2) * 2
+    return panels * pairs * 16 * item
+
+
+def kv_block_bytes(layers: Sequence[KvLayer]) -> int:
+    """Bytes of one KV block over all layers."""
+    return sum(
+        layer.kv_heads * (layer.head_dim + layer.v_head_dim) * BLOCK_TOKENS * _ITEM_BYTES[layer.dtype]
+        for layer in layers
+    )
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    """One line of the plan: what, how many bytes, and how it comes about."""
+
+    item: str
+    bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Everything a target reserves when the engine starts."""
+
+    items: tuple[MemoryItem, ...]
+
+    @property
+    def total(self) -> int:
+        """Sum of the lines that are reserved (the per-block line is informative)."""
+        return sum(item.bytes for item in self.items if item.item != "KV cache, one block")
+
+
+def memory_plan(
+    weights: Sequence[Weight], layers: Sequence[KvLayer], arena_bytes: int, logits_bytes: int, limits: Limits
+) -> MemoryPlan:
+    """The table for one program."""
+    matrices = sum(stored_bytes(w) for w in weights if len(w.shape) > 1)
+    vectors = sum(stored_bytes(w) for w in weights) - matrices
+    block = kv_block_bytes(layers)
+    per_sequence = -(-limits.max_seq_len // BLOCK_TOKENS)
+    blocks = per_sequence * limits.max_batch_size
+    return MemoryPlan(
+        (
+            MemoryItem("weights: matrices and tables", matrices, f"{sum(len(w.shape) > 1 for w in weights)} tensors"),
+            MemoryItem("weights: vectors", vectors, f"{sum(len(w.shape) == 1 for w in weights)} tensors, float32"),
+            MemoryItem(
+                "activations",
+                arena_bytes - logits_bytes,
+                f"arena without logits, {limits.max_num_tokens} tokens a step",
+            ),
+            MemoryItem("logits", logits_bytes, f"{limits.max_logit_rows} rows, in the arena"),
+            MemoryItem("KV cache, one block", block, f"{BLOCK_TOKENS} tokens, {len(layers)} layers"),
+            MemoryItem(
+                "KV cache, all requests at full length",
+                block * blocks,
+                f"{blocks} blocks = {limits.max_batch_size} requests x {limits.max_seq_len} tokens; "
+                "the runtime may reserve fewer",
+            ),
+        )
+    )

@@ -1,0 +1,138 @@
+"""Element by element: activations, unary functions, binary functions with broadcasting, clip, softmax, reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..tactic import Call, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
+
+_LARGEST = 3.4028234663852886e38
+_BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max", "Pow": "pow"}
+_UNARY = {
+    "Neg": "neg",
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Abs": "abs",
+    "Reciprocal": "reciprocal",
+    "Softplus": "softplus",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Erf": "erf",
+}
+_REDUCE = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max"}
+
+
+def _activation(op: Op) -> bool:
+    return op.outputs[0].dtype == "f32" and not op.required(0).constant
+
+
+def _lower_activation(op: Op) -> Lowering:
+    return _unary_call(op, str(op.attrs["fn"]))
+
+
+def _unary_call(op: Op, fn: str) -> Lowering:
+    return Lowering((Call("unary", [op.required(0).name], [op.outputs[0].name], (), {"fn": fn}),))
+
+
+def _unary(kind: str, fn: str) -> Tactic:
+    return Tactic(f"host.{fn}", kind, "host", _activation, lambda op: _unary_call(op, fn), bandwidth_cost)
+
+
+def _float_operands(op: Op) -> bool:
+    a, b = op.required(0), op.required(1)
+    if a.dtype != "f32" or b.dtype != "f32" or (a.constant and b.constant):
+        return False
+    # The kernel broadcasts the second operand over the first, or both.
+    return not any(isinstance(d, str) for c in (a, b) if c.constant for d in c.shape)
+
+
+def _binary(kind: str, fn: str) -> Tactic:
+    def lower(op: Op) -> Lowering:
+        a, b = op.required(0), op.required(1)
+        reverse = a.constant
+        if reverse:
+            a, b = b, a
+        out = op.outputs[0].name
+        if fn == "pow" and not reverse and b.scalar == 2.0:
+            return _unary_call(op, "square")
+        # Addition and multiplication commute; the others say which operand comes first.
+        attrs: dict[str, Any] = {"fn": fn, "b_weight": b.constant, "reverse": reverse and fn in ("sub", "div", "pow")}
+        if b.constant:
+            return Lowering((Call("binary", [a.name], [out], [WeightUse((b.name,), "vector")], attrs),))
+        return Lowering((Call("binary", [a.name, b.name], [out], (), attrs),))
+
+    return Tactic(f"host.{fn}", kind, "host", _float_operands, lower, bandwidth_cost)
+
+
+def _clip_fits(op: Op) -> bool:
+    bounds = [op.input(i) for i in (1, 2)]
+    return op.required(0).dtype == "f32" and all(b is None or b.scalar is not None for b in bounds)
+
+
+def _clip(op: Op) -> Lowering:
+    low, high = op.input(1), op.input(2)
+    least = -_LARGEST if low is None or low.scalar is None else max(low.scalar, -_LARGEST)
+    most = _LARGEST if high is None or high.scalar is None else min(high.scalar, _LARGEST)
+    return Lowering((Call("clip", [op.required(0).name], [op.outputs[0].name], (), {"min": least, "max": most}),))
+
+
+def _over_last_axis(op: Op) -> bool:
+    rank = len(op.required(0).shape)
+    axes = op.input(1)
+    if axes is None:
+        return op.attrs.get("axis", -1) in (-1, rank - 1)
+    return axes.values is not None and [int(v) % rank for v in axes.values.reshape(-1)] == [rank - 1]
+
+
+def _softmax(op: Op) -> Lowering:
+    return Lowering((Call("softmax", [op.required(0).name], [op.outputs[0].name]),))
+
+
+def _reduce(kind: str, fn: str) -> Tactic:
+    def lower(op: Op) -> Lowering:
+        return Lowering((Call("reduce", [op.required(0).name], [op.outputs[0].name], (), {"fn": fn}),))
+
+    def accepts(op: Op) -> bool:
+        return op.input(1) is not None and _over_last_axis(op)
+
+    return Tactic(f"host.{kind}", kind, "host", accepts, lower, bandwidth_cost)
+
+
+def _expand_fits(op: Op) -> bool:
+    x, y = op.required(0), op.outputs[0]
+    # A size that x has as one and y as a symbol cannot be given by a weight's shape.
+    padded: Dims = (1,) * (len(y.shape) - len(x.shape)) + x.shape
+    return x.dtype == "f32" and all(a == b or not isinstance(b, str) for a, b in zip(padded, y.shape, strict=True))
+
+
+def _expand(op: Op) -> Lowering:
+    """A broadcast is a concatenation of copies along each axis that grows."""
+    x, y = op.required(0), op.outputs[0]
+    shape: Dims = (1,) * (len(y.shape) - len(x.shape)) + x.shape
+    name = f"{y.name}.expand"
+    actions: list[Call | View] = [View(name, x.name, shape)]
+    temporaries: list[Operand] = []
+    growing = [axis for axis in range(len(shape)) if shape[axis] != y.shape[axis]]
+    if not growing:
+        return Lowering((View(y.name, x.name, shape),))
+    for axis in growing:
+        times = int(y.shape[axis])
+        shape = (*shape[:axis], times, *shape[axis + 1 :])
+        result = y.name if axis == growing[-1] else f"{name}.{axis}"
+        if result != y.name:
+            temporaries.append(Operand(result, shape))
+        actions.append(Call("concat", [name] * times, [result], (), {"axis": axis}))
+        name = result
+    return Lowering(tuple(actions), tuple(temporaries))
+
+
+TACTICS = (
+    Tactic("host.activation", "castiron.Activation", "host", _activation, _lower_activation, bandwidth_cost),
+    *(_unary(kind, fn) for kind, fn in _UNARY.items()),
+    *(_binary(kind, fn) for kind, fn in _BINARY.items()),
+    Tactic("host.clip", "Clip", "host", _clip_fits, _clip, bandwidth_cost),
+    Tactic("host.softmax", "Softmax", "host", _over_last_axis, _softmax, bandwidth_cost),
+    *(_reduce(kind, fn) for kind, fn in _REDUCE.items()),
+    Tactic("host.expand", "Expand", "host", _expand_fits, _expand, bandwidth_cost),
+)

@@ -1,0 +1,38 @@
+"""Rows of a table by token id or by position."""
+
+from __future__ import annotations
+
+from ..tactic import Call, Lowering, Op, Tactic, WeightUse, bandwidth_cost
+
+
+def _embedding_fits(op: Op) -> bool:
+    ids, table = op.required(0), op.required(1)
+    return len(ids.shape) == 1 and ids.dtype == "i32" and table.constant and len(table.shape) == 2
+
+
+def _embedding(op: Op) -> Lowering:
+    ids, table = op.required(0), op.required(1)
+    attrs = {"scale": float(op.attrs.get("scale", 1.0)), "index_offset": int(op.attrs.get("index_offset", 0))}
+    # Numbers that the graph holds (position tables) keep float32; a checkpoint's table follows the build dtype.
+    use = WeightUse((table.name,), "vector" if table.values is not None else "table")
+    return Lowering((Call("embedding", [ids.name], [op.outputs[0].name], [use], attrs),))
+
+
+def _gather_fits(op: Op) -> bool:
+    x, indices = op.required(0), op.required(1)
+    return int(op.attrs.get("axis", 0)) == 0 and x.dtype == "f32" and indices.dtype == "i32" and not indices.constant
+
+
+def _gather(op: Op) -> Lowering:
+    x, indices = op.required(0), op.required(1)
+    attrs = {"axis": 0, "x_weight": x.constant}
+    out = [op.outputs[0].name]
+    if x.constant:
+        return Lowering((Call("gather", [indices.name], out, [WeightUse((x.name,), "vector")], attrs),))
+    return Lowering((Call("gather", [x.name, indices.name], out, (), attrs),))
+
+
+TACTICS = (
+    Tactic("host.embedding", "castiron.Embedding", "host", _embedding_fits, _embedding, bandwidth_cost),
+    Tactic("host.gather", "Gather", "host", _gather_fits, _gather, bandwidth_cost),
+)

@@ -1,0 +1,74 @@
+"""Matrix products: Linear with its epilogues, GatedLinear, and the generic MatMul of two activations."""
+
+from __future__ import annotations
+
+from ..tactic import Call, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost, element_count
+
+_FLOPS = 1.5e11
+
+
+def _rows_and_matrix(op: Op) -> bool:
+    x, w = op.required(0), op.required(1)
+    return len(x.shape) == 2 and not x.constant and len(w.shape) == 2 and w.constant
+
+
+def _linear(op: Op) -> Lowering:
+    x, w = op.required(0), op.required(1)
+    bias, residual = op.input(2), op.input(3)
+    weights = [WeightUse((w.name,), "matrix")]
+    if bias is not None:
+        weights.append(WeightUse((bias.name,), "vector"))
+    inputs = [x.name] if residual is None else [x.name, residual.name]
+    attrs = {
+        "has_bias": bias is not None,
+        "has_residual": residual is not None,
+        "activation": str(op.attrs.get("activation", "none")),
+        "alpha": float(op.attrs.get("alpha", 1.0)),
+    }
+    return Lowering((Call("linear", inputs, [op.outputs[0].name], weights, attrs),))
+
+
+def _gated(op: Op) -> Lowering:
+    x, gate, up = op.required(0), op.required(1), op.required(2)
+    gate_bias, up_bias = op.input(3), op.input(4)
+    weights = [WeightUse((gate.name, up.name), "matrix")]
+    if gate_bias is not None and up_bias is not None:
+        weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
+    attrs = {"has_bias": len(weights) == 2, "activation": str(op.attrs["activation"])}
+    return Lowering((Call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs),))
+
+
+def _gated_fits(op: Op) -> bool:
+    biases = [op.input(3), op.input(4)]
+    return _rows_and_matrix(op) and (biases[0] is None) == (biases[1] is None)
+
+
+def _product_cost(op: Op, tokens: int) -> float:
+    matrices = [o for o in op.inputs if o is not None and o.constant and len(o.shape) == 2]
+    weights = sum(element_count(o.shape, tokens) for o in matrices)
+    # The larger of arithmetic and reading the weights once.
+    return max(2.0 * tokens * weights / _FLOPS, bandwidth_cost(op, tokens))
+
+
+def _matmul_fits(op: Op) -> bool:
+    a, b = op.required(0), op.required(1)
+    return not a.constant and not b.constant and len(a.shape) == len(b.shape) >= 2 and a.shape[:-2] == b.shape[:-2]
+
+
+def _matmul(op: Op) -> Lowering:
+    a, b = op.required(0), op.required(1)
+    return Lowering((Call("matmul", [a.name, b.name], [op.outputs[0].name]),))
+
+
+def _matmul_cost(op: Op, tokens: int) -> float:
+    a: Operand = op.required(0)
+    columns = op.outputs[0].shape[-1]
+    width = tokens if isinstance(columns, str) else columns
+    return 2.0 * element_count(a.shape, tokens) * width / 1e10
+
+
+TACTICS = (
+    Tactic("host.linear", "castiron.Linear", "host", _rows_and_matrix, _linear, _product_cost),
+    Tactic("host.gated_linear", "castiron.GatedLinear", "host", _gated_fits, _gated, _product_cost),
+    Tactic("host.matmul", "MatMul", "host", _matmul_fits, _matmul, _matmul_cost),
+)

@@ -1,0 +1,82 @@
+"""RMSNorm and LayerNorm, per row or per run of columns, alone or with the residual add in front."""
+
+from __future__ import annotations
+
+from ..tactic import Attr, Call, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
+
+
+def _rows(shape: Dims) -> Dims | None:
+    """The two-dimensional form [R, C] of a shape whose first size alone is symbolic."""
+    if len(shape) < 2 or any(isinstance(d, str) for d in shape[1:]):
+        return None
+    columns = 1
+    for dim in shape[1:]:
+        columns *= int(dim)
+    return (shape[0], columns)
+
+
+def _norm_fits(op: Op) -> bool:
+    x = op.required(0)
+    if _rows(x.shape) is None or x.constant:
+        return False
+    group = _group(op)
+    return all(w is None or w.shape in ((group,), (1, group)) for w in op.inputs[1:])
+
+
+def _group(op: Op) -> int:
+    return int(op.attrs.get("group", 0)) or int(op.required(0).shape[-1])
+
+
+def _norm(kernel: str, has_bias: bool) -> Tactic:
+    kind = "castiron.LayerNorm" if has_bias else "castiron.RMSNorm"
+
+    def lower(op: Op) -> Lowering:
+        x, y = op.required(0), op.outputs[0]
+        rows = _rows(x.shape)
+        assert rows is not None
+        attrs: dict[str, Attr] = {"eps": float(op.attrs["eps"]), "group": _group(op)}
+        weights = _affine(op, 1, attrs, has_bias)
+        if rows == x.shape:
+            return Lowering((Call(kernel, [x.name], [y.name], weights, attrs),))
+        flat, normed = f"{x.name}.as_rows.{y.name}", f"{y.name}.as_rows"
+        return Lowering(
+            (
+                View(flat, x.name, rows),
+                Call(kernel, [flat], [normed], weights, attrs),
+                View(y.name, normed, y.shape),
+            ),
+            (Operand(normed, rows),),
+        )
+
+    return Tactic(f"host.{kernel}", kind, "host", _norm_fits, lower, bandwidth_cost)
+
+
+def _add_norm(kernel: str, has_bias: bool) -> Tactic:
+    kind = "castiron.AddLayerNorm" if has_bias else "castiron.AddRMSNorm"
+
+    def accepts(op: Op) -> bool:
+        return len(op.required(0).shape) == 2 and op.required(0).shape == op.required(1).shape
+
+    def lower(op: Op) -> Lowering:
+        attrs: dict[str, Attr] = {"eps": float(op.attrs["eps"])}
+        weights = _affine(op, 2, attrs, has_bias)
+        inputs = [op.required(0).name, op.required(1).name]
+        return Lowering((Call(kernel, inputs, [o.name for o in op.outputs], weights, attrs),))
+
+    return Tactic(f"host.{kernel}", kind, "host", accepts, lower, bandwidth_cost)
+
+
+def _affine(op: Op, first: int, attrs: dict[str, Attr], has_bias: bool) -> list[WeightUse]:
+    weight, bias = op.input(first), op.input(first + 1)
+    attrs["has_weight"] = weight is not None
+    if has_bias:
+        attrs["has_bias"] = bias is not None
+    return [WeightUse((w.name,), "vector") for w in (weight, bias) if w is not None]
+
+
+TACTICS = (
+    _norm("rms_norm", has_bias=False),
+    _norm("layer_norm", has_bias=True),
+    _add_norm("add_rms_norm", has_bias=False),
+    _add_norm("add_layer_norm", has_bias=True),
+)

@@ -1,0 +1,97 @@
+"""Data movement: column views, reshapes without a copy, and the copies that remain."""
+
+from __future__ import annotations
+
+from ..tactic import Call, Lowering, Op, Operand, Tactic, View, bandwidth_cost
+
+
+def _same_bytes(op: Op) -> Lowering:
+    return Lowering((View(op.outputs[0].name, op.required(0).name, op.outputs[0].shape),))
+
+
+def _any(op: Op) -> bool:
+    return not op.required(0).constant
+
+
+def _transpose(op: Op) -> Lowering:
+    rank = len(op.required(0).shape)
+    perm = [int(p) for p in op.attrs.get("perm", range(rank)[::-1])]
+    return Lowering((Call("transpose", [op.required(0).name], [op.outputs[0].name], (), {"perm": perm}),))
+
+
+def _bounds(op: Op) -> list[tuple[int, int, int]] | None:
+    """(axis, start, step) of a Slice with inlined bounds, or None."""
+    given = [op.input(i) for i in range(1, 5)]
+    if given[0] is None or any(g is not None and g.values is None for g in given):
+        return None
+    shape = op.required(0).shape
+    numbers = [None if g is None or g.values is None else [int(v) for v in g.values.reshape(-1)] for g in given]
+    starts = numbers[0] or []
+    axes = numbers[2] or list(range(len(starts)))
+    steps = numbers[3] or [1] * len(starts)
+    bounds = []
+    for start, axis, step in zip(starts, axes, steps, strict=True):
+        size = shape[axis]
+        if step < 1 or not isinstance(size, int):
+            return None
+        bounds.append((axis % len(shape), min(max(start + size if start < 0 else start, 0), size), step))
+    return bounds
+
+
+def _slice(op: Op) -> Lowering:
+    x, y = op.required(0), op.outputs[0]
+    bounds = _bounds(op)
+    assert bounds is not None
+    if len(x.shape) == 2 and len(bounds) == 1 and bounds[0][0] == 1 and bounds[0][2] == 1:
+        return Lowering((View(y.name, x.name, y.shape, bounds[0][1]),))
+    actions: list[Call | View] = []
+    temporaries: list[Operand] = []
+    source, shape = x.name, list(x.shape)
+    for axis, start, step in bounds:
+        shape[axis] = y.shape[axis]
+        last = (axis, start, step) == bounds[-1]
+        target = y.name if last else f"{y.name}.axis{axis}"
+        if not last:
+            temporaries.append(Operand(target, tuple(shape)))
+        actions.append(Call("slice", [source], [target], (), {"axis": axis, "start": start, "step": step}))
+        source = target
+    return Lowering(tuple(actions), tuple(temporaries))
+
+
+def _split(op: Op) -> Lowering:
+    x = op.required(0)
+    axis = int(op.attrs.get("axis", 0)) % len(x.shape)
+    start = 0
+    actions: list[Call | View] = []
+    for output in op.outputs:
+        if axis == 1 and len(x.shape) == 2:
+            actions.append(View(output.name, x.name, output.shape, start))
+        else:
+            actions.append(Call("slice", [x.name], [output.name], (), {"axis": axis, "start": start, "step": 1}))
+        start += int(output.shape[axis])
+    return Lowering(tuple(actions))
+
+
+def _split_fits(op: Op) -> bool:
+    axis = int(op.attrs.get("axis", 0)) % len(op.required(0).shape)
+    return _any(op) and all(isinstance(o.shape[axis], int) for o in op.outputs)
+
+
+def _concat(op: Op) -> Lowering:
+    axis = int(op.attrs["axis"]) % len(op.outputs[0].shape)
+    inputs = [o.name for o in op.inputs if o is not None]
+    return Lowering((Call("concat", inputs, [op.outputs[0].name], (), {"axis": axis}),))
+
+
+def _concat_fits(op: Op) -> bool:
+    return all(o is not None and not o.constant for o in op.inputs)
+
+
+TACTICS = (
+    Tactic("host.reshape", "Reshape", "host", _any, _same_bytes, lambda op, tokens: 0.0),
+    Tactic("host.identity", "Identity", "host", _any, _same_bytes, lambda op, tokens: 0.0),
+    Tactic("host.transpose", "Transpose", "host", _any, _transpose, bandwidth_cost),
+    Tactic("host.slice", "Slice", "host", lambda op: _bounds(op) is not None, _slice, bandwidth_cost),
+    Tactic("host.split", "Split", "host", _split_fits, _split, bandwidth_cost),
+    Tactic("host.concat", "Concat", "host", _concat_fits, _concat, bandwidth_cost),
+)

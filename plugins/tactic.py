@@ -1,0 +1,134 @@
+"""What an op implementation is: plain data that lowering reads; the same for built-in and user tactics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Dim = int | str
+Dims = tuple[Dim, ...]
+Attr = bool | int | float | str | list[int] | list[float]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand or result of a graph op.
+
+    ``constant``: a weight expression (checkpoint tensors, or numbers in the graph). ``values``: its numbers
+    where they are inlined in the graph.
+    """
+
+    name: str
+    shape: Dims
+    dtype: Literal["f32", "i32"] = "f32"
+    constant: bool = False
+    values: np.ndarray[Any, Any] | None = None
+
+    @property
+    def scalar(self) -> float | None:
+        """The number, if this is an inlined constant of one element."""
+        if self.values is None or self.values.size != 1:
+            return None
+        return float(self.values.reshape(-1)[0])
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node of the rewritten graph as a tactic sees it. ``kind`` is "castiron.Linear", "Add", ..."""
+
+    kind: str
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def input(self, index: int) -> Operand | None:
+        """Operand ``index``, or None where it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def required(self, index: int) -> Operand:
+        """Operand ``index``, which the op cannot lack."""
+        operand = self.input(index)
+        if operand is None:
+            raise ValueError(f"{self.kind} lacks operand {index}")
+        return operand
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """A weight as a kernel reads it.
+
+    ``parts`` names one weight expression, or two that are interleaved by panels of 16 (gate, up).
+    ``role``: "matrix" (build dtype, panel layout), "table" (build dtype, the layout is free), "vector"
+    (always float32, plain).
+    """
+
+    parts: tuple[str, ...]
+    role: Literal["matrix", "table", "vector"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call; becomes a Step."""
+
+    kernel: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    weights: Sequence[WeightUse] = ()
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class View:
+    """``name`` shows data of ``base`` without a copy.
+
+    ``column`` None: the same bytes in another shape. Otherwise columns [column, column + width) of a
+    two-dimensional base.
+    """
+
+    name: str
+    base: str
+    shape: Dims
+    column: int | None = None
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What a tactic makes of an op: actions in order, and the values that only it uses."""
+
+    actions: tuple[Call | View, ...]
+    temporaries: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """One implementation of one op on one target.
+
+    ``accepts`` is the predicate over operands and attributes; ``lower`` gives the calls; ``cost`` estimates
+    seconds for ``tokens`` rows (tactics are ranked by it); ``reference`` computes the op on numpy arrays
+    (inputs in order, absent ones as None) and tests the tactic.
+    """
+
+    name: str
+    kind: str
+    target: str
+    accepts: Callable[[Op], bool]
+    lower: Callable[[Op], Lowering]
+    cost: Callable[[Op, int], float]
+    reference: Callable[..., tuple[np.ndarray[Any, Any], ...]] | None = None
+
+
+def element_count(shape: Dims, tokens: int) -> int:
+    """Elements of a value for a step of ``tokens`` rows."""
+    count = 1
+    for dim in shape:
+        count *= tokens if isinstance(dim, str) else dim
+    return count
+
+
+def bandwidth_cost(op: Op, tokens: int, bytes_per_second: float = 30e9) -> float:
+    """Seconds to read every operand and write every result once: right for ops that do little arithmetic."""
+    operands = [o for o in (*op.inputs, *op.outputs) if o is not None]
+    return 4.0 * sum(element_count(o.shape, tokens) for o in operands) / bytes_per_second
