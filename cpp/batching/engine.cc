@@ -1,0 +1,339 @@
+#include "batching/engine.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "sampling/philox.h"
+
+namespace castiron {
+namespace {
+
+int within(const char* name, int chosen, int planned) {
+    if (chosen < 0 || chosen > planned) {
+        throw std::invalid_argument(std::string(name) + " is " + std::to_string(chosen) +
+                                    "; the engine was built for at most " + std::to_string(planned) +
+                                    ": choose less, or build it with a larger limit");
+    }
+    return chosen == 0 ? planned : chosen;
+}
+
+SchedulerLimits choose_limits(const Limits& built, const EngineOptions& options) {
+    return {within("max_batch_size", options.max_batch_size, built.max_batch_size),
+            within("max_num_tokens", options.max_num_tokens, built.max_num_tokens), built.max_logit_rows,
+            built.max_seq_len};
+}
+
+int choose_queue_size(int chosen) {
+    if (chosen >= 1) return chosen;
+    throw std::invalid_argument("max_queue_size is " + std::to_string(chosen) + "; expected 1 or more");
+}
+
+PoolSize choose_pool(const Device& device, const Limits& built, const SchedulerLimits& limits, int blocks) {
+    if (blocks < 0) {
+        throw std::invalid_argument("kv_cache_blocks is " + std::to_string(blocks) +
+                                    "; expected 1 or more, or 0 to have it chosen");
+    }
+    Limits effective = built;
+    effective.max_batch_size = limits.max_batch_size;
+    return choose_pool_size(blocks, effective, device.kv_block_bytes(), available_memory());
+}
+
+uint64_t draw_entropy() {
+    std::random_device source;
+    return (uint64_t{source()} << 32) | source();
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size, const EngineOptions& options)
+    : limits_(choose_limits(limits, options)),
+      vocab_size_(vocab_size),
+      max_queue_size_(static_cast<size_t>(choose_queue_size(options.max_queue_size))),
+      entropy_(draw_entropy()),
+      device_(std::move(device)),
+      pool_size_(choose_pool(*device_, limits, limits_, options.kv_cache_blocks)),
+      pool_(pool_size_.blocks),
+      scheduler_(limits_, pool_),
+      runner_(*device_, limits_, vocab_size, within("vocab_limit", options.vocab_limit, vocab_size)) {
+    device_->reserve_kv(pool_size_.blocks);
+    touched_.reserve(static_cast<size_t>(limits_.max_batch_size));
+    inbox_.reserve(max_queue_size_);
+    update_gauges();
+    thread_ = std::thread([this] { loop(); });
+}
+
+Engine::~Engine() { shutdown(); }
+
+RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params) {
+    params.validate(vocab_size_);
+    if (prompt.empty()) throw std::invalid_argument("the prompt is empty; at least one token is needed");
+    const auto length = static_cast<int64_t>(prompt.size());
+    const int64_t room = limits_.max_seq_len - length;
+    if (room < (params.max_tokens > 0 ? 1 : 0)) {
+        throw std::invalid_argument("maximum context length is " + std::to_string(limits_.max_seq_len) +
+                                    " tokens; the prompt has " + std::to_string(length) + " and " +
+                                    std::to_string(params.max_tokens) + " are to be generated");
+    }
+    for (const int32_t token : prompt) {
+        if (token < 0 || token >= vocab_size_) {
+            throw std::invalid_argument("token id " + std::to_string(token) + " is in the prompt; the vocabulary has " +
+                                        std::to_string(vocab_size_) + " ids, from 0");
+        }
+    }
+    const int new_tokens = static_cast<int>(std::min<int64_t>(params.max_tokens, room));
+    scheduler_.check_can_ever_run(static_cast<int>(length), new_tokens);
+
+    std::unique_lock lock(mutex_);
+    const RequestId id = next_id_++;
+    lock.unlock();  // a request's memory is allocated without the lock: context logits can be large
+    const auto bits = philox4x32({static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 0, 0},
+                                 {static_cast<uint32_t>(entropy_), static_cast<uint32_t>(entropy_ >> 32)});
+    const uint64_t seed = params.seed.value_or((uint64_t{bits[0]} << 32) | bits[1]);
+    auto request = std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_);
+
+    lock.lock();
+    if (!stats_.dead.empty()) throw EngineDeadError("the engine is dead: " + stats_.dead);
+    if (stopping_) throw EngineDeadError("the engine was shut down");
+    if (inbox_.size() + static_cast<size_t>(stats_.waiting) >= max_queue_size_) {
+        throw QueueFullError(std::to_string(max_queue_size_) + " requests are waiting already (max_queue_size)");
+    }
+    if (outbox_.capacity() <= live_.size()) outbox_.reserve(2 * live_.size() + 64);
+    inbox_.push_back(request.get());
+    live_.emplace(id, std::move(request));
+    ++stats_.requests_submitted;
+    lock.unlock();
+    work_.notify_one();
+    return id;
+}
+
+void Engine::cancel(RequestId id) {
+    {
+        const std::lock_guard lock(mutex_);
+        const auto found = live_.find(id);
+        if (found == live_.end() || found->second->cancel_requested) return;
+        found->second->cancel_requested = true;
+        cancels_.push_back(id);
+    }
+    work_.notify_one();
+}
+
+std::vector<Event> Engine::poll(std::chrono::duration<double> timeout) {
+    struct News {
+        const Request* request;
+        int from, to;
+        bool context, finished;
+    };
+    const std::lock_guard polling(poll_mutex_);
+    std::vector<News> news;
+    std::vector<std::unique_ptr<Request>> finished;
+    {
+        std::unique_lock lock(mutex_);
+        events_.wait_for(lock, timeout, [this] { return !outbox_.empty() || ended_; });
+        news.reserve(outbox_.size());
+        for (Request* request : outbox_) {
+            request->in_outbox = false;
+            news.push_back({request, request->delivered, request->published,
+                            std::exchange(request->published_context, false), request->published_finish});
+            request->delivered = request->published;
+            if (!request->published_finish) continue;
+            const auto owner = live_.find(request->id);
+            finished.push_back(std::move(owner->second));
+            live_.erase(owner);
+        }
+        outbox_.clear();
+    }
+    // Outside the lock, on this thread's time: what was published does not change any more.
+    std::vector<Event> events;
+    events.reserve(news.size());
+    for (const News& item : news) {
+        events.push_back(make_event(*item.request, item.from, item.to, item.finished));
+        events.back().vocab_size = vocab_size_;
+        if (item.context) events.back().context_logits = item.request->context_logits;
+    }
+    return events;
+}
+
+EngineStats Engine::stats(size_t recent_steps) const {
+    const std::lock_guard lock(mutex_);
+    EngineStats stats = stats_;
+    stats.waiting += static_cast<int>(inbox_.size());
+    stats.recent_steps = trace_.last(recent_steps);
+    return stats;
+}
+
+void Engine::shutdown() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    work_.notify_one();
+    const std::lock_guard joining(join_mutex_);
+    if (thread_.joinable()) thread_.join();
+}
+
+// --- the engine thread ---
+
+void Engine::loop() {
+    pthread_setname_np(pthread_self(), "castiron-engine");
+    std::string failure;
+    try {
+        StepRecord record;
+        while (take_in(record)) {
+            step(record);
+            record = {};
+        }
+    } catch (const std::exception& error) {
+        failure = error.what();
+    } catch (...) {
+        failure = "an exception of unknown type";
+    }
+    end_all(failure.empty() ? FinishReason::kCancelled : FinishReason::kError, failure);
+}
+
+// Sleeps until there is work, takes in what was submitted and cancelled. False when it is time to end.
+bool Engine::take_in(StepRecord& record) {
+    std::unique_lock lock(mutex_);
+    const auto has_work = [this] {
+        return stopping_ || !inbox_.empty() || !cancels_.empty() || !scheduler_.running().empty() ||
+               !scheduler_.waiting().empty();
+    };
+    work_.wait(lock, has_work);
+    if (stopping_) return false;
+    const auto begin = Clock::now();
+    record.start = std::chrono::duration<double>(begin - born_).count();
+    for (Request* request : inbox_) scheduler_.enqueue(*request);
+    inbox_.clear();
+    bool news = false;
+    for (const RequestId id : cancels_) {
+        const auto found = live_.find(id);
+        if (found == live_.end() || found->second->state == RequestState::kFinished) continue;
+        found->second->finish(FinishReason::kCancelled);
+        scheduler_.remove(*found->second);
+        publish(*found->second);
+        news = true;
+    }
+    cancels_.clear();
+    update_gauges();
+    lock.unlock();
+    if (news) events_.notify_all();
+    record.intake = std::chrono::duration<double>(Clock::now() - begin).count();
+    return true;
+}
+
+void Engine::step(StepRecord& record) {
+    const auto begin = Clock::now();
+    const StepPlan& plan = scheduler_.schedule();
+    if (plan.chunks.empty()) return;  // cancels took all the work away
+    runner_.pack(plan);
+    record.step = ++steps_;
+    record.decode_tokens = plan.num_decodes;
+    record.prefill_tokens = plan.num_tokens - plan.num_decodes;
+    record.logit_rows = plan.num_logit_rows;
+    const auto scheduled = Clock::now();
+    const bool computed = run_device();
+    const auto forwarded = Clock::now();
+    if (computed) {
+        touched_.clear();
+        for (const ScheduledChunk& chunk : plan.chunks) touched_.push_back(chunk.request);
+        runner_.sample(plan);
+    }
+    record.schedule = std::chrono::duration<double>(scheduled - begin).count();
+    record.forward = std::chrono::duration<double>(forwarded - scheduled).count();
+    record.sample = std::chrono::duration<double>(Clock::now() - forwarded).count();
+    hand_over(record);
+}
+
+// False when the device failed; the running requests have ended then.
+bool Engine::run_device() {
+    std::string failure;
+    try {
+        runner_.forward();
+        failures_in_a_row_ = 0;
+        return true;
+    } catch (const std::exception& error) {
+        failure = error.what();
+    } catch (...) {
+        failure = "an exception of unknown type";
+    }
+    const std::string message = "the device failed: " + failure;
+    if (++failures_in_a_row_ == kMaxDeviceFailures) {
+        throw std::runtime_error(message + " (" + std::to_string(kMaxDeviceFailures) + " times in a row)");
+    }
+    touched_.assign(scheduler_.running().begin(), scheduler_.running().end());
+    for (Request* request : touched_) request->finish(FinishReason::kError, message);
+    return false;
+}
+
+// Makes the step's news visible to poll() and stats().
+void Engine::hand_over(StepRecord& record) {
+    scheduler_.retire_finished();
+    bool news = false;
+    {
+        const std::lock_guard lock(mutex_);
+        stats_.prompt_tokens += record.prefill_tokens;
+        for (Request* request : touched_) {
+            record.finished += request->state == RequestState::kFinished ? 1 : 0;
+            stats_.generated_tokens += request->num_output() - request->published;
+            publish(*request);
+        }
+        stats_.device_failures += failures_in_a_row_ > 0 ? 1 : 0;
+        news = !outbox_.empty();
+        update_gauges();
+        record.running = stats_.running;
+        record.waiting = stats_.waiting;
+        record.kv_blocks_used = stats_.kv_blocks_used;
+        stats_.steps = record.step;
+        stats_.last_step = record;
+        trace_.add(record);
+    }
+    if (news) events_.notify_all();
+}
+
+// Under mutex_. After this with a finished request, the request may be gone at any time.
+void Engine::publish(Request& request) {
+    const bool finished = request.state == RequestState::kFinished;
+    const bool context = request.params.context_logits && request.num_computed >= request.prompt_tokens &&
+                         !request.context_handed_over;
+    if (request.published == request.num_output() && !finished && !context) return;
+    request.published = request.num_output();
+    request.published_finish = finished;
+    request.published_context |= context;
+    request.context_handed_over |= context;
+    if (finished) ++stats_.requests_finished[static_cast<size_t>(request.finish_reason)];
+    if (std::exchange(request.in_outbox, true)) return;
+    outbox_.push_back(&request);
+}
+
+void Engine::update_gauges() {
+    stats_.running = static_cast<int>(scheduler_.running().size());
+    stats_.waiting = scheduler_.waiting().size();
+    stats_.blocked = scheduler_.blocked();
+    stats_.kv_blocks_total = pool_.total();
+    stats_.kv_blocks_used = pool_.used();
+    stats_.kv_blocks_free = pool_.free();
+    stats_.kv_blocks_promised = pool_.promised();
+}
+
+// The loop's last act: nothing stays unfinished, nothing more is taken.
+void Engine::end_all(FinishReason reason, const std::string& message) {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+        stats_.dead = message;
+        for (const auto& [id, request] : live_) {
+            if (request->state != RequestState::kFinished) request->finish(reason, message);
+            if (!request->published_finish) publish(*request);
+        }
+        inbox_.clear();
+        cancels_.clear();
+        scheduler_.abandon();
+        update_gauges();
+        ended_ = true;
+    }
+    events_.notify_all();
+}
+
+}  // namespace castiron

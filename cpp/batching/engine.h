@@ -1,0 +1,139 @@
+// In-flight batching: requests come and go while steps run.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "batching/event.h"
+#include "batching/scheduler.h"
+#include "batching/step_runner.h"
+#include "batching/trace.h"
+#include "device/device.h"
+#include "kv/block_pool.h"
+#include "kv/pool_size.h"
+
+namespace castiron {
+
+struct EngineOptions {
+    int kv_cache_blocks = 0;     // 0: enough for the limits, at most a quarter of the available memory
+    int max_batch_size = 0;      // 0: the program's; else at most that
+    int max_num_tokens = 0;      // 0: the program's; else at most that
+    int max_queue_size = 16384;  // requests waiting to run
+    int vocab_limit = 0;         // token ids from it on are never sampled; 0: vocab_size
+};
+
+// Too many requests wait already.
+struct QueueFullError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+// The engine was shut down, or died of a failure that its message tells.
+struct EngineDeadError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct EngineStats {
+    int running = 0;
+    int waiting = 0;
+    Blocked blocked = Blocked::kNothing;  // why the first waiting request does not run yet
+    int kv_blocks_total = 0;
+    int kv_blocks_used = 0;
+    int kv_blocks_free = 0;
+    int kv_blocks_promised = 0;  // of the free ones
+    int64_t steps = 0;
+    int64_t requests_submitted = 0;
+    std::array<int64_t, 5> requests_finished{};  // by FinishReason
+    int64_t prompt_tokens = 0;                   // computed in prefill
+    int64_t generated_tokens = 0;
+    int64_t device_failures = 0;
+    std::string dead;  // why, if it is
+    StepRecord last_step;
+    std::vector<StepRecord> recent_steps;
+};
+
+// One thread runs the loop: take in submissions and cancels, schedule, run the device, sample, hand over events. It
+// sleeps while there is nothing to do. All memory is reserved before: the engine's own in the constructor, a
+// request's in submit(), on the caller's thread. Events are not queued but read off the requests, so that a slow
+// caller costs no memory and gets the news of several steps as one event.
+//
+// A device failure ends the running requests with an error and the loop goes on; after kMaxDeviceFailures in a row,
+// or any failure of the engine itself, it is dead: all requests end with the error and submit() refuses.
+class Engine {
+public:
+    static constexpr int kMaxDeviceFailures = 3;
+
+    // Reserves the device's KV pool and starts the thread. Throws std::invalid_argument on options out of range.
+    Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size, const EngineOptions& options);
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    // Thread-safe. Throws std::invalid_argument on a request that cannot be served, QueueFullError, EngineDeadError.
+    RequestId submit(std::span<const int32_t> prompt, SamplingParams params);
+    // Thread-safe. The request ends with kCancelled within a step; unknown and finished ones are ignored.
+    void cancel(RequestId id);
+    // News of all requests, waiting up to `timeout` for some. One thread at a time; empty at once after shutdown.
+    [[nodiscard]] std::vector<Event> poll(std::chrono::duration<double> timeout);
+    [[nodiscard]] EngineStats stats(size_t recent_steps) const;
+    // Cancels what runs and joins the thread, within a step. Events that are left can still be polled.
+    void shutdown();
+
+    [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
+    [[nodiscard]] const PoolSize& pool_size() const { return pool_size_; }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    void loop();
+    void step(StepRecord& record);
+    [[nodiscard]] bool take_in(StepRecord& record);
+    [[nodiscard]] bool run_device();
+    void end_all(FinishReason reason, const std::string& message);
+    void hand_over(StepRecord& record);
+    void publish(Request& request);
+    void update_gauges();
+
+    const SchedulerLimits limits_;
+    const int vocab_size_;
+    const size_t max_queue_size_;
+    const uint64_t entropy_;  // for requests without a seed
+    const Clock::time_point born_ = Clock::now();
+
+    // The engine thread's.
+    std::unique_ptr<Device> device_;
+    const PoolSize pool_size_;
+    BlockPool pool_;
+    Scheduler scheduler_;
+    StepRunner runner_;
+    std::vector<Request*> touched_;  // requests with news in this step
+    int64_t steps_ = 0;
+    int failures_in_a_row_ = 0;
+
+    // Shared, under mutex_.
+    mutable std::mutex mutex_;
+    std::condition_variable work_;    // for the engine thread
+    std::condition_variable events_;  // for poll()
+    bool stopping_ = false;
+    bool ended_ = false;
+    RequestId next_id_ = 1;
+    std::unordered_map<RequestId, std::unique_ptr<Request>> live_;  // until its last event is polled
+    std::vector<Request*> inbox_;
+    std::vector<RequestId> cancels_;
+    std::vector<Request*> outbox_;
+    EngineStats stats_;
+    StepTrace trace_{1024};
+
+    std::mutex poll_mutex_;
+    std::mutex join_mutex_;
+    std::thread thread_;  // last: it starts when all the rest is there
+};
+
+}  // namespace castiron

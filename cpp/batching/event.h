@@ -1,0 +1,37 @@
+// What the engine tells its caller about a request.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "batching/request.h"
+
+namespace castiron {
+
+struct TokenLogprobs {
+    int32_t token = 0;
+    float logprob = 0;              // raw log-softmax, before penalties and temperature
+    std::vector<TokenLogprob> top;  // likeliest first
+};
+
+// All that happened to one request since the last poll, over one or more steps.
+struct Event {
+    RequestId request_id = 0;
+    std::vector<int32_t> token_ids;       // new tokens; a stop token is not among them
+    std::vector<TokenLogprobs> logprobs;  // one per token, if asked for
+    bool finished = false;                // nothing comes after this event
+    FinishReason finish_reason = FinishReason::kNone;
+    int32_t stop_token_id = -1;  // the stop token that ended the request, or -1
+    std::string error;           // with kError
+    int prompt_tokens = 0;
+    int cached_tokens = 0;                     // of them taken from the cache instead of computed
+    int vocab_size = 0;
+    std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size], once, if asked for
+};
+
+// The request's news from output token `from` to `to`, with its end if `finished`.
+[[nodiscard]] Event make_event(const Request& request, int from, int to, bool finished);
+
+}  // namespace castiron

@@ -1,0 +1,92 @@
+#include "batching/step_runner.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace castiron {
+
+StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit)
+    : device_(device), vocab_size_(static_cast<size_t>(vocab_size)), sampler_(vocab_size, vocab_limit) {
+    token_ids_.reserve(static_cast<size_t>(limits.max_num_tokens));
+    positions_.reserve(static_cast<size_t>(limits.max_num_tokens));
+    logit_rows_.reserve(static_cast<size_t>(limits.max_logit_rows));
+    sequences_.reserve(static_cast<size_t>(limits.max_batch_size));
+}
+
+void StepRunner::pack(const StepPlan& plan) {
+    token_ids_.clear();
+    positions_.clear();
+    logit_rows_.clear();
+    sequences_.clear();
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        const Request& request = *chunk.request;
+        const auto first_row = static_cast<int32_t>(token_ids_.size());
+        const auto tokens = request.tokens.begin() + request.num_computed;
+        token_ids_.insert(token_ids_.end(), tokens, tokens + chunk.num_tokens);
+        for (int i = 0; i < chunk.num_tokens; ++i) positions_.push_back(request.num_computed + i);
+        for (int i = chunk.num_tokens - chunk.num_logits; i < chunk.num_tokens; ++i) {
+            logit_rows_.push_back(first_row + i);
+        }
+        sequences_.push_back(
+            {first_row, chunk.num_tokens, request.num_computed, request.block_table.blocks()});
+    }
+}
+
+void StepRunner::forward() {
+    logits_ = device_.forward({token_ids_, positions_, logit_rows_, sequences_});
+    if (logits_.size() != logit_rows_.size() * vocab_size_) {
+        throw std::logic_error("the device returned " + std::to_string(logits_.size()) + " logits for " +
+                               std::to_string(logit_rows_.size()) + " rows of " + std::to_string(vocab_size_));
+    }
+}
+
+void StepRunner::sample(const StepPlan& plan) {
+    const float* rows = logits_.data();
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        Request& request = *chunk.request;
+        const bool completes = chunk.completes();
+        const auto chunk_logits = static_cast<size_t>(chunk.num_logits) * vocab_size_;
+        if (request.params.context_logits && request.num_computed < request.prompt_tokens) {
+            keep_context_logits(chunk, rows);
+        }
+        request.num_computed += chunk.num_tokens;
+        if (completes && request.max_new_tokens == 0) {
+            request.finish(FinishReason::kLength);
+        } else if (completes) {
+            sample_next(request, {rows + chunk_logits - vocab_size_, vocab_size_});
+        }
+        rows += chunk_logits;
+    }
+}
+
+void StepRunner::keep_context_logits(const ScheduledChunk& chunk, const float* rows) {
+    const Request& request = *chunk.request;
+    std::copy_n(rows, static_cast<size_t>(chunk.num_logits) * vocab_size_,
+                request.context_logits.get() + static_cast<size_t>(request.num_computed) * vocab_size_);
+}
+
+void StepRunner::sample_next(Request& request, std::span<const float> logits) {
+    std::span<TokenLogprob> top;
+    if (request.params.logprobs > 0) {
+        const auto wanted = static_cast<size_t>(request.params.logprobs);
+        top = std::span(request.top_logprobs).subspan(static_cast<size_t>(request.num_output()) * wanted, wanted);
+    }
+    const SampledToken sampled =
+        sampler_.sample(logits, {request.params, request.seed, request.prompt(), request.output()}, top);
+    switch (sampled.status) {
+        case SampleStatus::kOk: request.append(sampled); break;
+        case SampleStatus::kNotFinite:
+            request.finish(FinishReason::kError, "the model's logits are not finite (NaN or infinity) at position " +
+                                                     std::to_string(request.num_tokens() - 1) +
+                                                     "; the weights or the input are out of range");
+            break;
+        case SampleStatus::kNothingAllowed:
+            request.finish(FinishReason::kError, "no token is allowed at position " +
+                                                     std::to_string(request.num_tokens()) +
+                                                     ": all of the vocabulary is masked");
+            break;
+    }
+}
+
+}  // namespace castiron

@@ -1,0 +1,200 @@
+// The Python module _core: submit, cancel, poll, stats, shutdown. No call crashes the interpreter, whatever it is
+// given; the GIL is released wherever a call may wait.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "batching/engine.h"
+#include "bindings/program_from_dict.h"
+#include "bindings/python_value.h"
+#include "bindings/stats_to_dict.h"
+#include "bindings/weights_file.h"
+#include "device/device.h"
+#include "device/host/cpu.h"
+
+#ifndef CASTIRON_VERSION
+#define CASTIRON_VERSION "0.1.0"
+#endif
+
+namespace castiron::bindings {
+namespace {
+
+using namespace nb::literals;
+using Prompt = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+struct Options {
+    EngineOptions engine;
+    HostOptions host;
+};
+
+Options options_from(nb::handle dict) {
+    Fields fields(dict, "options");
+    Options options;
+    const auto integer = [&](const char* key, int min, int& to) {
+        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
+            to = static_cast<int>(as_integer(value, fields.path(key), min, std::numeric_limits<int32_t>::max()));
+        }
+    };
+    integer("num_threads", 0, options.host.num_threads);
+    integer("kv_cache_blocks", 0, options.engine.kv_cache_blocks);
+    integer("max_batch_size", 0, options.engine.max_batch_size);
+    integer("max_num_tokens", 0, options.engine.max_num_tokens);
+    integer("max_queue_size", 1, options.engine.max_queue_size);
+    integer("vocab_limit", 0, options.engine.vocab_limit);
+    if (const nb::object value = fields.optional("huge_pages"); value.is_valid() && !value.is_none()) {
+        options.host.huge_pages = as_bool(value, fields.path("huge_pages"));
+    }
+    if (const nb::object value = fields.optional("isa"); value.is_valid() && !value.is_none()) {
+        options.host.isa = as_string(value, fields.path("isa"));
+    }
+    fields.finish({"num_threads", "kv_cache_blocks", "max_batch_size", "max_num_tokens", "max_queue_size",
+                   "vocab_limit", "huge_pages", "isa"});
+    return options;
+}
+
+// An engine and what stats() says about its memory.
+struct PyEngine {
+    std::unique_ptr<Engine> engine;
+    StaticStats fixed;
+};
+
+void make_engine(PyEngine* self, nb::handle program_dict, const std::string& weights_path, nb::handle tensors,
+                 nb::handle options_dict) {
+    auto program = std::make_shared<Program>(program_from_dict(program_dict));
+    const Options options = options_from(options_dict);
+    if (program->target != "host") {
+        throw std::invalid_argument("the program is for target \"" + program->target +
+                                    "\"; this runtime runs \"host\"");
+    }
+    auto made = std::make_unique<PyEngine>();
+    {
+        const WeightsFile weights(weights_path);
+        weights.attach(*program, tensors);
+        const nb::gil_scoped_release unlocked;
+        auto device = make_host_device(program, options.host);
+        made->fixed.isa = host::isa_name(host::choose_isa(options.host.isa));
+        made->fixed.num_threads = options.host.num_threads > 0 ? options.host.num_threads
+                                                               : static_cast<int>(host::usable_cpus().size());
+        made->fixed.arena_bytes = program->arena_bytes;
+        for (Weight& weight : program->weights) {
+            made->fixed.weights_bytes += weight.bytes;
+            weight.data = nullptr;  // the device has its copy, and the mapping ends here
+        }
+        const uint64_t block_bytes = device->kv_block_bytes();
+        made->engine = std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size,
+                                                options.engine);
+        made->fixed.kv_bytes = block_bytes * static_cast<uint64_t>(made->engine->pool_size().blocks);
+    }
+    new (self) PyEngine(std::move(*made));
+}
+
+RequestId submit(PyEngine& self, const Prompt& prompt, const SamplingParams& params) {
+    const std::span<const int32_t> tokens(prompt.data(), prompt.size());
+    const nb::gil_scoped_release unlocked;  // it copies the prompt, and the engine's lock may be taken
+    return self.engine->submit(tokens, params);
+}
+
+std::vector<Event> poll(PyEngine& self, double timeout) {
+    constexpr double kLongest = 3600;  // keeps the deadline representable, and turns NaN into 0
+    const double seconds = timeout > 0 ? std::min(timeout, kLongest) : 0.0;
+    const nb::gil_scoped_release unlocked;
+    return self.engine->poll(std::chrono::duration<double>(seconds));
+}
+
+nb::object context_logits(const Event& event) {
+    if (event.context_logits == nullptr) return nb::none();
+    auto* keep = new std::shared_ptr<float[]>(event.context_logits);  // owned by the capsule
+    const nb::capsule owner(keep, [](void* data) noexcept { delete static_cast<std::shared_ptr<float[]>*>(data); });
+    const size_t shape[] = {static_cast<size_t>(event.prompt_tokens), static_cast<size_t>(event.vocab_size)};
+    return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(event.context_logits.get(), 2, shape, owner));
+}
+
+nb::dict cpu_features() {
+    nb::dict features;
+    features["avx2"] = host::cpu_supports(host::Isa::kAvx2);
+    features["avx512"] = host::cpu_supports(host::Isa::kAvx512);
+    features["avx512vnni"] = __builtin_cpu_supports("avx512vnni") != 0;
+    features["avx512bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
+    features["isa"] = std::string(host::isa_name(host::choose_isa("")));
+    features["cpus"] = host::usable_cpus().size();
+    return features;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+    nb::set_leak_warnings(false);  // an engine kept alive until the interpreter ends is no fault
+    m.doc() = "castiron's C++ runtime.";
+    m.attr("__version__") = CASTIRON_VERSION;
+    m.def("cpu_features", &cpu_features, "What this CPU can run, as found at run time.");
+    nb::exception<QueueFullError>(m, "QueueFullError", PyExc_RuntimeError);
+    nb::exception<EngineDeadError>(m, "EngineDeadError", PyExc_RuntimeError);
+
+    nb::class_<SamplingParams>(m, "SamplingParams")
+        .def(nb::init<>())
+        .def_rw("max_tokens", &SamplingParams::max_tokens)
+        .def_rw("min_tokens", &SamplingParams::min_tokens)
+        .def_rw("temperature", &SamplingParams::temperature)
+        .def_rw("top_k", &SamplingParams::top_k)
+        .def_rw("top_p", &SamplingParams::top_p)
+        .def_rw("min_p", &SamplingParams::min_p)
+        .def_rw("repetition_penalty", &SamplingParams::repetition_penalty)
+        .def_rw("presence_penalty", &SamplingParams::presence_penalty)
+        .def_rw("frequency_penalty", &SamplingParams::frequency_penalty)
+        .def_rw("seed", &SamplingParams::seed, nb::for_setter(nb::arg("seed").none()))
+        .def_rw("stop_token_ids", &SamplingParams::stop_token_ids)
+        .def_rw("logprobs", &SamplingParams::logprobs)
+        .def_rw("context_logits", &SamplingParams::context_logits);
+
+    nb::class_<TokenLogprobs>(m, "TokenLogprobs")
+        .def_ro("token_id", &TokenLogprobs::token)
+        .def_ro("logprob", &TokenLogprobs::logprob)
+        .def_prop_ro("top", [](const TokenLogprobs& self) {
+            nb::list top;
+            for (const TokenLogprob& entry : self.top) top.append(nb::make_tuple(entry.token, entry.logprob));
+            return top;
+        });
+
+    nb::class_<Event>(m, "Event")
+        .def_ro("request_id", &Event::request_id)
+        .def_ro("token_ids", &Event::token_ids)
+        .def_ro("logprobs", &Event::logprobs)
+        .def_ro("finished", &Event::finished)
+        .def_prop_ro("finish_reason", [](const Event& self) { return to_string(self.finish_reason); })
+        .def_prop_ro("stop_token_id",
+                     [](const Event& self) {
+                         return self.stop_token_id < 0 ? std::nullopt : std::optional(self.stop_token_id);
+                     })
+        .def_ro("error", &Event::error)
+        .def_ro("prompt_tokens", &Event::prompt_tokens)
+        .def_ro("cached_tokens", &Event::cached_tokens)
+        .def_prop_ro("context_logits", &context_logits);
+
+    nb::class_<PyEngine>(m, "Engine")
+        .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a)
+        .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a)
+        .def("cancel", [](PyEngine& self, RequestId id) { self.engine->cancel(id); }, "request_id"_a,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("poll", &poll, "timeout"_a)
+        .def("stats",
+             [](PyEngine& self, size_t recent_steps) {
+                 EngineStats stats;
+                 {
+                     const nb::gil_scoped_release unlocked;
+                     stats = self.engine->stats(recent_steps);
+                 }
+                 return stats_to_dict(stats, self.engine->limits(), self.engine->pool_size(), self.fixed);
+             },
+             "recent_steps"_a = 0)
+        .def("shutdown", [](PyEngine& self) { self.engine->shutdown(); },
+             nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace castiron::bindings

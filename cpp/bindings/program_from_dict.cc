@@ -1,0 +1,260 @@
+#include "bindings/program_from_dict.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+
+#include "bindings/python_value.h"
+
+namespace castiron::bindings {
+namespace {
+
+constexpr int64_t kMaxDim = int64_t{1} << 40;
+constexpr int64_t kMaxCount = int64_t{1} << 48;
+constexpr int64_t kMaxProducts = int64_t{1} << 50;  // elements of one tensor
+constexpr size_t kMaxRank = 6;
+
+using Index = std::unordered_map<std::string, int>;
+
+std::string at(const std::string& path, size_t i) { return path + "[" + std::to_string(i) + "]"; }
+
+// Calls visit(item, path of the item) for each entry of a list.
+template <typename Visit>
+void for_each(nb::handle list, const std::string& path, Visit visit) {
+    size_t i = 0;
+    for (nb::handle item : as_sequence(list, path)) visit(item, at(path, i++));
+}
+
+DType dtype_from(nb::handle value, const std::string& path, bool weight) {
+    const std::string name = as_string(value, path);
+    if (name == "f32") return DType::kF32;
+    if (weight && name == "bf16") return DType::kBF16;
+    if (!weight && name == "i32") return DType::kI32;
+    bad_value(path, value, weight ? "'f32' or 'bf16'" : "'f32' or 'i32'");
+}
+
+Layout layout_from(nb::handle value, const std::string& path) {
+    const std::string name = as_string(value, path);
+    if (name == "plain") return Layout::kPlain;
+    if (name == "panel16") return Layout::kPanel16;
+    if (name == "panel16x2") return Layout::kPanel16x2;
+    bad_value(path, value, "'plain', 'panel16' or 'panel16x2'");
+}
+
+Dim dim_from(nb::handle value, const std::string& path) {
+    if (PyUnicode_Check(value.ptr())) {
+        const std::string name = as_string(value, path);
+        if (name == "T") return {Dim::kTokens};
+        if (name == "N") return {Dim::kRows};
+        bad_value(path, value, "a size, 'T' or 'N'");
+    }
+    return {as_integer(value, path, 1, kMaxDim)};
+}
+
+template <typename T, typename Convert>
+std::vector<T> shape_from(nb::handle value, const std::string& path, Convert convert) {
+    std::vector<T> shape;
+    double product = 1;
+    for_each(value, path, [&](nb::handle item, const std::string& item_path) {
+        shape.push_back(convert(item, item_path));
+        if constexpr (std::is_same_v<T, Dim>) {
+            product *= static_cast<double>(shape.back().symbolic() ? 1 : shape.back().value);
+        } else {
+            product *= static_cast<double>(shape.back());
+        }
+    });
+    if (shape.empty() || shape.size() > kMaxRank) bad_value(path, value, "1 to 6 sizes");
+    if (product > static_cast<double>(kMaxProducts)) bad_value(path, value, "fewer than 2^50 elements");
+    return shape;
+}
+
+void add_name(Index& index, const std::string& name, size_t position, const std::string& path) {
+    if (name.empty()) throw std::invalid_argument(path + " is empty");
+    if (!index.emplace(name, static_cast<int>(position)).second) {
+        throw std::invalid_argument(path + ": the name \"" + name + "\" is used twice");
+    }
+}
+
+int look_up(const Index& index, nb::handle value, const std::string& path, const char* kind) {
+    const auto found = index.find(as_string(value, path));
+    if (found == index.end()) bad_value(path, value, std::string("the name of a ") + kind);
+    return found->second;
+}
+
+Attr attr_from(nb::handle value, const std::string& path) {
+    const auto as_double = [](nb::handle number, const std::string& number_path) {
+        const double result = PyFloat_Check(number.ptr()) ? PyFloat_AS_DOUBLE(number.ptr()) : NAN;
+        if (!std::isfinite(result)) bad_value(number_path, number, "a finite number");
+        return result;
+    };
+    if (PyBool_Check(value.ptr())) return as_bool(value, path);
+    if (is_integer(value)) return as_integer(value, path, std::numeric_limits<int64_t>::min());
+    if (PyFloat_Check(value.ptr())) return as_double(value, path);
+    if (PyUnicode_Check(value.ptr())) return as_string(value, path);
+    if (!PyList_Check(value.ptr()) && !PyTuple_Check(value.ptr())) {
+        bad_value(path, value, "a bool, int, float, str or a list of ints or floats");
+    }
+    std::vector<int64_t> integers;
+    std::vector<double> numbers;
+    for_each(value, path, [&](nb::handle item, const std::string& item_path) {
+        if (is_integer(item)) {
+            integers.push_back(as_integer(item, item_path, std::numeric_limits<int64_t>::min()));
+        } else {
+            numbers.push_back(as_double(item, item_path));
+        }
+    });
+    if (numbers.empty()) return integers;
+    if (!integers.empty()) bad_value(path, value, "a list of ints or a list of floats, not both");
+    return numbers;
+}
+
+// Values may be named before they are listed, so names are collected first.
+void read_values(nb::handle list, const std::string& path, Program& program, Index& index) {
+    for_each(list, path, [&](nb::handle item, const std::string& item_path) {
+        Fields fields(item, item_path);
+        Value value;
+        value.name = as_string(fields.required("name"), fields.path("name"));
+        value.dtype = dtype_from(fields.required("dtype"), fields.path("dtype"), false);
+        value.shape = shape_from<Dim>(fields.required("shape"), fields.path("shape"), dim_from);
+        if (const nb::object offset = fields.optional("offset"); offset.is_valid()) {
+            value.offset = static_cast<uint64_t>(as_integer(offset, fields.path("offset"), 0, kMaxCount));
+        }
+        if (const nb::object column = fields.optional("column"); column.is_valid()) {
+            value.column = static_cast<uint64_t>(as_integer(column, fields.path("column"), 0, kMaxCount));
+        }
+        fields.finish({"name", "dtype", "shape", "offset", "base", "column"});
+        add_name(index, value.name, program.values.size(), fields.path("name"));
+        program.values.push_back(std::move(value));
+    });
+}
+
+void read_bases(nb::handle list, const std::string& path, Program& program, const Index& index) {
+    size_t position = 0;
+    for_each(list, path, [&](nb::handle item, const std::string& item_path) {
+        Value& value = program.values[position++];
+        Fields fields(item, item_path);
+        const nb::object base = fields.optional("base");
+        if (!base.is_valid() || base.is_none()) return;
+        value.base = look_up(index, base, fields.path("base"), "value");
+    });
+    for (size_t i = 0; i < program.values.size(); ++i) {
+        const Value& value = program.values[i];
+        if (value.base < 0) continue;
+        const Value& base = program.values[static_cast<size_t>(value.base)];
+        const bool fits = base.base < 0 && value.shape.size() == 2 && base.shape.size() == 2 &&
+                          value.shape[0] == base.shape[0] && value.dtype == base.dtype &&
+                          !value.shape[1].symbolic() && !base.shape[1].symbolic() &&
+                          static_cast<int64_t>(value.column) + value.shape[1].value <= base.shape[1].value;
+        if (!fits) {
+            throw std::invalid_argument(at(path, i) + " (\"" + value.name + "\") is not a view on columns of \"" +
+                                        base.name + "\": both must be two-dimensional with the same rows and " +
+                                        "dtype, the columns inside, and the base no view itself");
+        }
+    }
+}
+
+void read_weights(nb::handle list, const std::string& path, Program& program, Index& index) {
+    for_each(list, path, [&](nb::handle item, const std::string& item_path) {
+        Fields fields(item, item_path);
+        Weight weight;
+        weight.name = as_string(fields.required("name"), fields.path("name"));
+        weight.dtype = dtype_from(fields.required("dtype"), fields.path("dtype"), true);
+        weight.layout = layout_from(fields.required("layout"), fields.path("layout"));
+        weight.shape = shape_from<int64_t>(
+            fields.required("shape"), fields.path("shape"),
+            [](nb::handle size, const std::string& size_path) { return as_integer(size, size_path, 1, kMaxDim); });
+        fields.finish({"name", "dtype", "layout", "shape"});
+        const bool bf16_panel = weight.layout == Layout::kPanel16x2;
+        if (weight.layout != Layout::kPlain &&
+            (weight.shape.size() != 2 || bf16_panel != (weight.dtype == DType::kBF16))) {
+            throw std::invalid_argument(item_path + " (\"" + weight.name + "\"): layout panel16 is for f32, " +
+                                        "panel16x2 for bf16 matrices [N, K]");
+        }
+        add_name(index, weight.name, program.weights.size(), fields.path("name"));
+        program.weights.push_back(std::move(weight));
+    });
+}
+
+void read_steps(nb::handle list, const std::string& path, Program& program, const Index& values,
+                const Index& weights) {
+    for_each(list, path, [&](nb::handle item, const std::string& item_path) {
+        Fields fields(item, item_path);
+        Step step;
+        step.kernel = as_string(fields.required("kernel"), fields.path("kernel"));
+        const auto read_names = [&](const char* key, const Index& index, const char* kind, std::vector<int>& to) {
+            const nb::object names = fields.optional(key);
+            if (!names.is_valid()) return;
+            for_each(names, fields.path(key), [&](nb::handle name, const std::string& name_path) {
+                to.push_back(look_up(index, name, name_path, kind));
+            });
+        };
+        read_names("inputs", values, "value", step.inputs);
+        read_names("weights", weights, "weight", step.weights);
+        read_names("outputs", values, "value", step.outputs);
+        if (const nb::object attrs = fields.optional("attrs"); attrs.is_valid()) {
+            const std::string attrs_path = fields.path("attrs");
+            for (const auto [key, value] : as_dict(attrs, attrs_path)) {
+                const std::string name = as_string(key, attrs_path + ": a key");
+                step.attrs.emplace(name, attr_from(value, attrs_path + "." + name));
+            }
+        }
+        fields.finish({"kernel", "inputs", "weights", "outputs", "attrs"});
+        program.steps.push_back(std::move(step));
+    });
+}
+
+void read_kv_layers(nb::handle list, const std::string& path, Program& program) {
+    for_each(list, path, [&](nb::handle item, const std::string& item_path) {
+        Fields fields(item, item_path);
+        const auto size = [&](const char* key) {
+            return static_cast<int>(as_integer(fields.required(key), fields.path(key), 1, 4096));
+        };
+        KvLayer layer{size("kv_heads"), size("head_dim"), size("v_head_dim"),
+                      dtype_from(fields.required("dtype"), fields.path("dtype"), true)};
+        fields.finish({"kv_heads", "head_dim", "v_head_dim", "dtype"});
+        program.kv_layers.push_back(layer);
+    });
+}
+
+Limits limits_from(nb::handle value, const std::string& path) {
+    Fields fields(value, path);
+    const auto limit = [&](const char* key, int64_t max) {
+        return static_cast<int>(as_integer(fields.required(key), fields.path(key), 1, max));
+    };
+    const Limits limits{limit("max_batch_size", 65536), limit("max_num_tokens", 1 << 20),
+                        limit("max_logit_rows", 1 << 20), limit("max_seq_len", 1 << 24)};
+    fields.finish({"max_batch_size", "max_num_tokens", "max_logit_rows", "max_seq_len"});
+    return limits;
+}
+
+}  // namespace
+
+Program program_from_dict(nb::handle dict) {
+    constexpr int kFormatMajor = 1;
+    Fields fields(dict, "program");
+    const nb::object format = as_sequence(fields.required("format"), "program.format");
+    if (nb::len(format) != 2 || as_integer(format[0], "program.format[0]", 0) != kFormatMajor) {
+        bad_value("program.format", format, "format 1.x");
+    }
+    Program program;
+    program.target = as_string(fields.required("target"), "program.target");
+    program.vocab_size =
+        static_cast<int>(as_integer(fields.required("vocab_size"), "program.vocab_size", 1, 1 << 24));
+    program.limits = limits_from(fields.required("limits"), "program.limits");
+    program.arena_bytes = static_cast<uint64_t>(
+        as_integer(fields.required("arena_bytes"), "program.arena_bytes", 0, kMaxCount));
+    Index values;
+    Index weights;
+    const nb::object value_list = fields.required("values");
+    read_values(value_list, "program.values", program, values);
+    read_bases(value_list, "program.values", program, values);
+    read_weights(fields.required("weights"), "program.weights", program, weights);
+    read_steps(fields.required("steps"), "program.steps", program, values, weights);
+    read_kv_layers(fields.required("kv_layers"), "program.kv_layers", program);
+    fields.finish({"format", "target", "vocab_size", "limits", "arena_bytes", "values", "weights", "steps",
+                   "kv_layers"});
+    return program;
+}
+
+}  // namespace castiron::bindings

@@ -1,0 +1,80 @@
+#include "bindings/stats_to_dict.h"
+
+#include <nanobind/stl/string.h>
+
+namespace castiron::bindings {
+namespace {
+
+namespace nb = nanobind;
+
+const char* name_of(Blocked blocked) {
+    switch (blocked) {
+        case Blocked::kNothing: return "";
+        case Blocked::kBatchSize: return "batch_size";
+        case Blocked::kKvBlocks: return "kv_blocks";
+    }
+    return "";
+}
+
+nb::dict record_to_dict(const StepRecord& record) {
+    nb::dict dict;
+    dict["step"] = record.step;
+    dict["start_s"] = record.start;
+    dict["prefill_tokens"] = record.prefill_tokens;
+    dict["decode_tokens"] = record.decode_tokens;
+    dict["logit_rows"] = record.logit_rows;
+    dict["running"] = record.running;
+    dict["waiting"] = record.waiting;
+    dict["finished"] = record.finished;
+    dict["kv_blocks_used"] = record.kv_blocks_used;
+    dict["intake_s"] = record.intake;
+    dict["schedule_s"] = record.schedule;
+    dict["forward_s"] = record.forward;
+    dict["sample_s"] = record.sample;
+    return dict;
+}
+
+}  // namespace
+
+nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, const PoolSize& pool,
+                       const StaticStats& fixed) {
+    nb::dict dict;
+    dict["running"] = stats.running;
+    dict["waiting"] = stats.waiting;
+    dict["waiting_for"] = name_of(stats.blocked);
+    dict["kv_blocks_total"] = stats.kv_blocks_total;
+    dict["kv_blocks_used"] = stats.kv_blocks_used;
+    dict["kv_blocks_free"] = stats.kv_blocks_free;
+    dict["kv_blocks_promised"] = stats.kv_blocks_promised;
+    dict["kv_blocks_limited_by"] = pool.limited_by;
+    dict["steps"] = stats.steps;
+    dict["prompt_tokens"] = stats.prompt_tokens;
+    dict["generated_tokens"] = stats.generated_tokens;
+    dict["requests_submitted"] = stats.requests_submitted;
+    nb::dict finished;
+    for (const FinishReason reason :
+         {FinishReason::kStop, FinishReason::kLength, FinishReason::kCancelled, FinishReason::kError}) {
+        finished[to_string(reason)] = stats.requests_finished[static_cast<size_t>(reason)];
+    }
+    dict["requests_finished"] = finished;
+    dict["device_failures"] = stats.device_failures;
+    dict["dead"] = stats.dead;
+    dict["last_step"] = record_to_dict(stats.last_step);
+    dict["max_batch_size"] = limits.max_batch_size;
+    dict["max_num_tokens"] = limits.max_num_tokens;
+    dict["max_logit_rows"] = limits.max_logit_rows;
+    dict["max_seq_len"] = limits.max_seq_len;
+    dict["isa"] = fixed.isa;
+    dict["num_threads"] = fixed.num_threads;
+    dict["arena_bytes"] = fixed.arena_bytes;
+    dict["weights_bytes"] = fixed.weights_bytes;
+    dict["kv_bytes"] = fixed.kv_bytes;
+    if (!stats.recent_steps.empty()) {
+        nb::list records;
+        for (const StepRecord& record : stats.recent_steps) records.append(record_to_dict(record));
+        dict["recent_steps"] = records;
+    }
+    return dict;
+}
+
+}  // namespace castiron::bindings

@@ -1,0 +1,25 @@
+// The engine's statistics for Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+
+#include "batching/engine.h"
+
+namespace castiron::bindings {
+
+// What does not change while an engine lives.
+struct StaticStats {
+    std::string isa;
+    int num_threads = 0;
+    uint64_t arena_bytes = 0;
+    uint64_t weights_bytes = 0;
+    uint64_t kv_bytes = 0;
+};
+
+[[nodiscard]] nanobind::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits,
+                                           const PoolSize& pool, const StaticStats& fixed);
+
+}  // namespace castiron::bindings

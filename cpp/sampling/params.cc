@@ -1,0 +1,38 @@
+#include "sampling/params.h"
+
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+#include <string_view>
+
+namespace castiron {
+namespace {
+
+template <typename T>
+void require(bool holds, std::string_view field, T found, std::string_view expected) {
+    if (holds) return;
+    std::ostringstream message;
+    message << field << " is " << found << "; expected " << expected;
+    throw std::invalid_argument(message.str());
+}
+
+}  // namespace
+
+void SamplingParams::validate(int vocab_size) const {
+    require(max_tokens >= 0, "max_tokens", max_tokens, "0 or more");
+    require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens", min_tokens, "0 to max_tokens");
+    require(std::isfinite(temperature) && temperature >= 0, "temperature", temperature, "0 (greedy) or more");
+    require(top_k >= 0, "top_k", top_k, "0 (off) or more");
+    require(top_p > 0 && top_p <= 1, "top_p", top_p, "more than 0, at most 1 (off)");
+    require(min_p >= 0 && min_p <= 1, "min_p", min_p, "0 (off) to 1");
+    require(std::isfinite(repetition_penalty) && repetition_penalty > 0, "repetition_penalty",
+            repetition_penalty, "more than 0 (1: off)");
+    require(std::isfinite(presence_penalty), "presence_penalty", presence_penalty, "a finite number (0: off)");
+    require(std::isfinite(frequency_penalty), "frequency_penalty", frequency_penalty, "a finite number (0: off)");
+    require(logprobs >= -1 && logprobs <= kMaxLogprobs, "logprobs", logprobs, "-1 (none) to 128");
+    for (const int32_t id : stop_token_ids) {
+        require(id >= 0 && id < vocab_size, "an entry of stop_token_ids", id, "an id of the vocabulary");
+    }
+}
+
+}  // namespace castiron

@@ -1,0 +1,38 @@
+// How the tokens of one request are chosen.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace castiron {
+
+// Most top log-probabilities that a request may ask for per token.
+inline constexpr int kMaxLogprobs = 128;
+// Below this temperature sampling is greedy: dividing by it would only overflow.
+inline constexpr float kGreedyTemperature = 1e-5F;
+
+struct SamplingParams {
+    int max_tokens = 16;              // 0: prefill only
+    int min_tokens = 0;               // no stop token before so many
+    float temperature = 1.0F;         // 0: greedy
+    int top_k = 0;                    // 0: off
+    float top_p = 1.0F;               // 1: off
+    float min_p = 0.0F;               // 0: off
+    float repetition_penalty = 1.0F;  // 1: off; over prompt and output, as transformers has it
+    float presence_penalty = 0.0F;    // 0: off; over the output, as OpenAI has it
+    float frequency_penalty = 0.0F;   // 0: off; over the output, per occurrence
+    std::optional<uint64_t> seed;     // none: a random one
+    std::vector<int32_t> stop_token_ids;
+    int logprobs = -1;                // -1: none; else how many of the likeliest besides the chosen token's
+    bool context_logits = false;      // logits of every prompt token are wanted
+
+    [[nodiscard]] bool greedy() const { return temperature < kGreedyTemperature; }
+    [[nodiscard]] bool has_penalties() const {
+        return repetition_penalty != 1.0F || presence_penalty != 0.0F || frequency_penalty != 0.0F;
+    }
+    // Throws std::invalid_argument naming the field, what it is and what it may be.
+    void validate(int vocab_size) const;
+};
+
+}  // namespace castiron
