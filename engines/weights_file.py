@@ -133,7 +133,8 @@ def _header(sources: list[PackedSource]) -> bytes:
         if source.nbytes != expected or source.nbytes % ALIGNMENT or source.nbytes == 0:
             raise BuildError(
                 f"weight {source.name!r} is announced with {source.nbytes} bytes for shape "
-                f"{list(source.stored_shape)} of {source.dtype} ({expected} bytes); both must agree and be a multiple of {ALIGNMENT}."
+                f"{list(source.stored_shape)} of {source.dtype} ({expected} bytes); "
+                f"both must agree and be a multiple of {ALIGNMENT}."
             )
         if source.name in table:
             raise BuildError(f"two weights are named {source.name!r}; names must be unique.")

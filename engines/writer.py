@@ -276,13 +276,13 @@ def _explain(error: OSError, output_dir: Path) -> str:
         with suppress(OSError):
             free = shutil.disk_usage(output_dir.parent).free
         return (
-            f"the disk is full: {output_dir.parent} has {free / 1e9:.2f} GB left. Nothing was kept; free some "
-            "space or choose another --output-dir."
+            f"the disk is full: {output_dir.parent} has {free / 1e9:.2f} GB left. Nothing was kept; free "
+            "some space or choose another --output-dir."
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return (
-            f"{output_dir} cannot be written ({error.strerror}). Choose an --output-dir in a folder that you may "
-            "write to."
+            f"{output_dir} cannot be written ({error.strerror}). Choose an --output-dir in a folder that you "
+            "may write to."
         )
     return f"writing {output_dir} failed: {error.strerror or error} ({error.filename or 'no file named'})."
 
