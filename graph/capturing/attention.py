@@ -19,6 +19,7 @@ from castiron.errors import UnsupportedModelError
 
 from . import torch_ops
 from .patches import Patches
+from .source_hash import check_body
 
 assert torch_ops  # imported for its registration of torch.ops.castiron
 
@@ -172,12 +173,24 @@ def dispatch() -> Iterator[None]:
 
     with Patches() as patches:
         patches.entry(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, IMPLEMENTATION, attention_forward)
+        _register_classes(patches)
         yield
 
 
+def _register_classes(patches: Patches) -> None:
+    """Makes model files with their own table of attention classes build their plain one for us."""
+    from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES
+    from transformers.models.gpt_neo.modeling_gpt_neo import GPT_NEO_ATTENTION_CLASSES
+
+    for classes in (FALCON_ATTENTION_CLASSES, GPT_NEO_ATTENTION_CLASSES):
+        patches.entry(classes, IMPLEMENTATION, classes["eager"])
+
+
 def replace_mask_factories(patches: Patches, modules: list[ModuleType]) -> None:
-    """Replaces the mask factories that the modeling ``modules`` imported."""
+    """Replaces the mask factories that the modeling ``modules`` imported. Raises if one has an unknown body."""
     for module in modules:
         for name, factory in MASK_FACTORIES.items():
             if hasattr(module, name):
+                if factory is not _bidirectional:
+                    check_body(getattr(module, name))
                 patches.attribute(module, name, factory)

@@ -20,6 +20,7 @@ from castiron.errors import UnsupportedModelError
 from ..ops import COS_LAYOUTS, ROPE_STYLES
 from .patches import Patches
 from .probing import real_tensors, same
+from .source_hash import check_body
 
 _PREFIXES = ("apply_rotary_pos_emb", "apply_rotary_emb")
 _FIRST = ("q", "query", "x", "tensor", "hidden_states", "q_states")
@@ -151,12 +152,15 @@ def freeze_frequencies(model: nn.Module, max_seq_len: int) -> list[str]:
     longest position that an engine of ``max_seq_len`` can see decides. Dynamic NTK recomputes frequencies from
     the current length, which has no meaning for keys already cached: refused. Returns notes for the report.
     """
+    from transformers.modeling_rope_utils import dynamic_rope_update
+
     notes = []
     for name, module in model.named_modules():
         rope_type = getattr(module, "rope_type", None)
         undecorated = getattr(type(module).forward, "__wrapped__", None)
         if rope_type is None or undecorated is None:
             continue
+        check_body(dynamic_rope_update)
         kinds = rope_type if isinstance(rope_type, dict) else {None: rope_type}
         for layer_type, kind in kinds.items():
             if "dynamic" in kind:

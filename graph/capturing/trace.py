@@ -18,6 +18,7 @@ from castiron.errors import CastironError, UnsupportedModelError
 from .activations import replace_activations
 from .attention import replace_mask_factories
 from .norms import replace_norms
+from .overrides import override_forwards
 from .patches import Patches
 from .rope import RopeReport, freeze_frequencies, replace_rotations
 
@@ -63,7 +64,7 @@ def trace(model: nn.Module, mode: FakeTensorMode, max_seq_len: int) -> Traced:
     """Exports the fake ``model``. Raises UnsupportedModelError with the reason and, where known, the module."""
     name = type(model).__name__
     notes = freeze_frequencies(model, max_seq_len)
-    replaced = replace_norms(model) | replace_activations(model)
+    replaced = replace_norms(model) | replace_activations(model) | override_forwards(model)
     rotations = RopeReport()
     wrapper = PackedCausalLM(model).eval()
     with mode:
