@@ -1,0 +1,296 @@
+"""The streaming rules behind ``WeightGraph``: one class per way of making rows from the rows of others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..graph.checkpoint.files import FileReader
+
+Array = npt.NDArray[Any]
+
+#: How much of an operand is held at a time where an output needs all of it.
+PIECE_BYTES: Final = 16 << 20
+
+
+class WeightExpr(ABC):
+    """A tensor that is made on demand, rows ``[start, stop)`` of axis 0 at a time.
+
+    ``shape`` and ``dtype`` are those of the value; ``name`` is the tensor it comes from, for messages.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+        self.name = name
+        self.shape = tuple(int(size) for size in shape)
+        self.dtype = dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, were it all in memory."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def row_elements(self) -> int:
+        """Elements in one row of axis 0."""
+        return int(np.prod(self.shape[1:], dtype=np.int64))
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Rows ``[start, stop)`` as a new array [stop - start, ...]."""
+        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        self.fill(start, stop, out)
+        return out
+
+    def whole(self) -> Array:
+        """The whole tensor, scalars too."""
+        if not self.shape:
+            return Reshape(self, (1,)).rows(0, 1).reshape(())
+        return self.rows(0, self.shape[0])
+
+    @abstractmethod
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """Write rows ``[start, stop)`` into ``out`` [stop - start, ...] of this dtype, contiguous or not.
+
+        A scalar is filled as if it had the shape [1].
+        """
+
+    def without_upcast(self) -> WeightExpr:
+        """The same numbers in the narrowest stored form: a cast that loses nothing is taken off.
+
+        Packing bfloat16 weights then moves bytes instead of converting there and back.
+        """
+        return self
+
+
+class Constant(WeightExpr):
+    """A small tensor that is in memory already."""
+
+    def __init__(self, name: str, value: Array) -> None:
+        super().__init__(name, value.shape, value.dtype)
+        self._value = value
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        out[...] = np.atleast_1d(self._value)[start:stop]
+
+
+class Stored(WeightExpr):
+    """A tensor in a file, C order from byte ``offset``."""
+
+    def __init__(
+        self,
+        name: str,
+        file: Path,
+        offset: int,
+        dtype: np.dtype[Any],
+        shape: Sequence[int],
+        files: FileReader,
+    ) -> None:
+        super().__init__(name, shape, dtype)
+        self._file, self._offset, self._files = file, offset, files
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        target = out if out.flags.c_contiguous else np.empty(out.shape, self.dtype)
+        offset = self._offset + start * self.row_elements * self.dtype.itemsize
+        if target.size:
+            self._files.read_into(self._file, offset, target)
+        if target is not out:
+            out[...] = target
+
+
+#: Casts that keep every value: (from, to).
+_LOSSLESS: Final = frozenset({("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32")})
+
+
+class Cast(WeightExpr):
+    """Another dtype."""
+
+    def __init__(self, source: WeightExpr, dtype: np.dtype[Any]) -> None:
+        super().__init__(source.name, source.shape, dtype)
+        self._source = source
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        # Piecewise, so that the source rows never need as much memory as the result
+        step = max(1, PIECE_BYTES // max(1, self._source.row_elements * self._source.dtype.itemsize))
+        for begin in range(start, stop, step):
+            end = min(stop, begin + step)
+            np.copyto(out[begin - start : end - start], self._source.rows(begin, end), casting="unsafe")
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        inner = self._source.without_upcast()
+        return inner if (inner.dtype.name, self.dtype.name) in _LOSSLESS else self
+
+
+class Concat(WeightExpr):
+    """Tensors side by side along ``axis``."""
+
+    def __init__(self, parts: Sequence[WeightExpr], axis: int) -> None:
+        shape = list(parts[0].shape)
+        shape[axis] = sum(part.shape[axis] for part in parts)
+        super().__init__("+".join(part.name for part in parts), shape, parts[0].dtype)
+        self._parts, self._axis = tuple(parts), axis
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        position = 0
+        for part in self._parts:
+            length = part.shape[self._axis]
+            if self._axis == 0:
+                begin, end = max(start, position), min(stop, position + length)
+                if begin < end:
+                    part.fill(begin - position, end - position, out[begin - start : end - start])
+            else:
+                index = (slice(None),) * self._axis + (slice(position, position + length),)
+                part.fill(start, stop, out[index])
+            position += length
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        parts = [part.without_upcast() for part in self._parts]
+        return Concat(parts, self._axis) if len({part.dtype for part in parts}) == 1 else self
+
+
+class Slice(WeightExpr):
+    """A part of a tensor, one slice per axis."""
+
+    def __init__(self, source: WeightExpr, slices: Sequence[slice]) -> None:
+        self._ranges = [range(size)[cut] for size, cut in zip(source.shape, slices, strict=True)]
+        super().__init__(source.name, [len(part) for part in self._ranges], source.dtype)
+        self._source, self._slices = source, tuple(slices)
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        rows = self._ranges[0][start:stop]
+        if not rows:
+            return
+        inner = self._slices[1:]
+        whole_rows = all(
+            part == range(size) for part, size in zip(self._ranges[1:], self._source.shape[1:], strict=True)
+        )
+        if rows.step == 1 and whole_rows:
+            self._source.fill(rows[0], rows[-1] + 1, out)
+            return
+        low, high = min(rows), max(rows) + 1
+        chosen = np.arange(rows.start, rows.stop, rows.step) - low
+        out[...] = self._source.rows(low, high)[(slice(None), *inner)][chosen]
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        return Slice(self._source.without_upcast(), self._slices)
+
+
+class Gather(WeightExpr):
+    """Entries along ``axis`` picked by a list of indices."""
+
+    def __init__(self, source: WeightExpr, indices: Array, axis: int) -> None:
+        shape = [len(indices) if i == axis else size for i, size in enumerate(source.shape)]
+        super().__init__(source.name, shape, source.dtype)
+        self._source, self._indices, self._axis = source, indices, axis
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        if self._axis:
+            out[...] = np.take(self._source.rows(start, stop), self._indices, self._axis)
+            return
+        wanted = self._indices[start:stop]
+        # Runs of neighbours are read at once; a permutation of single rows costs one read each
+        breaks = np.flatnonzero(np.diff(wanted) != 1) + 1
+        for run in np.split(np.arange(len(wanted)), breaks):
+            if len(run):
+                first = int(wanted[run[0]])
+                self._source.fill(first, first + len(run), out[run[0] : run[-1] + 1])
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        return Gather(self._source.without_upcast(), self._indices, self._axis)
+
+
+class Transpose(WeightExpr):
+    """Axes in another order. Rows of the result need all of the source, which is read piece by piece."""
+
+    def __init__(self, source: WeightExpr, perm: Sequence[int]) -> None:
+        self._perm = tuple(perm)
+        super().__init__(source.name, [source.shape[axis] for axis in self._perm], source.dtype)
+        self._source = source
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        if self._perm[0] == 0:
+            out[...] = self._source.rows(start, stop).transpose(self._perm)
+            return
+        step = max(1, PIECE_BYTES // max(1, self._source.row_elements * self.dtype.itemsize))
+        outer = self._perm.index(0)  # where the source's rows end up
+        cut: list[slice] = [slice(None)] * self.ndim
+        cut[self._perm[0]] = slice(start, stop)
+        place: list[slice] = [slice(None)] * self.ndim
+        for begin in range(0, self._source.shape[0], step):
+            end = min(self._source.shape[0], begin + step)
+            piece = self._source.rows(begin, end)
+            place[outer] = slice(begin, end)
+            out[tuple(place)] = piece[tuple(cut)].transpose(self._perm)
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        return Transpose(self._source.without_upcast(), self._perm)
+
+
+class Reshape(WeightExpr):
+    """The same elements in C order under another shape."""
+
+    def __init__(self, source: WeightExpr, shape: Sequence[int]) -> None:
+        super().__init__(source.name, shape, source.dtype)
+        self._source = source
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        source = self._source
+        first, last = start * self.row_elements, stop * self.row_elements
+        if first == last:
+            return
+        width = source.row_elements
+        begin, end = first // width, -(-last // width)
+        if out.flags.c_contiguous and (first, last) == (begin * width, end * width):
+            source.fill(begin, end, out.reshape((end - begin, *source.shape[1:])))
+            return
+        flat = source.rows(begin, end).reshape(-1)
+        out[...] = flat[first - begin * width : last - begin * width].reshape(out.shape)
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        return Reshape(self._source.without_upcast(), self.shape)
+
+
+class Elementwise(WeightExpr):
+    """A numpy function of one or two tensors, with broadcasting."""
+
+    def __init__(self, function: np.ufunc, operands: Sequence[WeightExpr]) -> None:
+        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+        super().__init__(operands[0].name, shape, operands[0].dtype)
+        self._function, self._operands = function, tuple(operands)
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        function: Any = self._function
+        out[...] = function(*(self._operand_rows(operand, start, stop) for operand in self._operands))
+
+    def _operand_rows(self, operand: WeightExpr, start: int, stop: int) -> Array:
+        if operand.ndim < self.ndim or (operand.shape and operand.shape[0] != self.shape[0]):
+            return operand.whole()  # broadcast along axis 0
+        return operand.rows(start, stop)
