@@ -80,6 +80,8 @@ class _Half:
 
 
 def _projection(rewriter: Rewriter, tensor: Tensor) -> _Half | None:
+    if len(shape_of(tensor)) != 2:
+        return None
     linear = produced_by(tensor, "Linear")
     start, stop = 0, int(shape_of(tensor)[-1])
     if linear is None:

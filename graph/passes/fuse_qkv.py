@@ -7,7 +7,7 @@ import numpy as np
 
 from .rewriter import CASTIRON, Node, PassContext, Rewriter, Tensor, dtype_name, optional_input, producer, shape_of
 
-_PASS_THROUGH = ("RMSNorm", "LayerNorm", "PagedRope", "Clip", "Reshape")
+_PASS_THROUGH = ("RMSNorm", "LayerNorm", "PagedRope", "Clip", "Reshape", "Mul", "Div")
 
 
 def fuse_qkv(rewriter: Rewriter, ctx: PassContext) -> int:

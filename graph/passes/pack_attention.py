@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,10 @@ def pack_attention(rewriter: Rewriter, ctx: PassContext) -> int:
         readers[key] = readers.get(key, 0) + 1
     for node in nodes:
         packer.pack(node, shared=readers[node.inputs[1].name, node.inputs[2].name] > 1)
+    rewriter.tidy()
+    for node in list(rewriter.graph.nodes):
+        if node.op == "Rope" and node.domain == CASTIRON:
+            packer.unfold_rope(node)
     rewriter.tidy()
     return len(nodes)
 
@@ -181,6 +186,15 @@ class _Packer:
             hint=f"{rows.name}.rotated",
         )
 
+    def unfold_rope(self, node: Node) -> None:
+        """A Rope whose result is not only read by attention: on rows, and back to [1, H, T, D]."""
+        output = node.outputs[0]
+        heads, width = _heads(output)
+        rotated = self._rotate(self.rows(node.inputs[0]), self._rotation(node), heads, width)
+        split = self.rewriter.reshape(rotated, [1, "T", heads, width])
+        back = self.rewriter.op("Transpose", [split], shape_of(output), attrs={"perm": [0, 2, 1, 3]})
+        self.rewriter.replace(output, back)
+
     def rows(self, tensor: Tensor) -> Tensor:
         """[1, H, T, D] as rows [T, H·D], moving per-head ops (norms, scales, Rope) onto rows."""
         rewriter = self.rewriter
@@ -229,9 +243,15 @@ class _Packer:
         if node.op in _UNARY_ON_ROWS and all(isinstance(t, gs.Constant) for t in node.inputs[1:]):
             x = rows_of(node.inputs[0])
             return rewriter.op(node.op, [x, *node.inputs[1:]], target, attrs=dict(node.attrs))
-        if node.op in ("Mul", "Div", "Add", "Sub") and scalar_of(node.inputs[1]) is not None:
-            flat = rewriter.reshape(node.inputs[1], [1])
-            return rewriter.op(node.op, [rows_of(node.inputs[0]), flat], target, hint=f"{tensor.name}.rows")
+        if node.op in ("Mul", "Div", "Add", "Sub") and shape_of(node.inputs[0]) == shape_of(tensor):
+            other = node.inputs[1]
+            if scalar_of(other) is not None:
+                factor = rewriter.reshape(other, [1])
+            elif math.prod(d for d in shape_of(other) if isinstance(d, int)) == 1 and "T" in shape_of(other):
+                factor = rewriter.reshape(other, ["T", 1])  # one number per token
+            else:
+                return None
+            return rewriter.op(node.op, [rows_of(node.inputs[0]), factor], target, hint=f"{tensor.name}.rows")
         return None
 
 

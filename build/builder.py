@@ -1,0 +1,206 @@
+"""The build: checkpoint -> graph -> passes -> program -> packed weights -> engine, checked against its source."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from castiron.errors import BuildError
+
+from ..engines import EngineWriter, Limits, MemoryRow, Verification, open_engine
+from ..engines.golden import make_golden
+from ..engines.writer import check_output_dir
+from . import estimate
+from .identity import golden_ids, model_identity, parameter_count, special_tokens
+from .lower import Lowered, lower
+from .options import BuildOptions, resolve_limits
+from .progress import Phases, Progress, Silent
+from .report import BuildPlan, BuildReport
+
+if TYPE_CHECKING:
+    from ..graph.checkpoint import Checkpoint
+    from ..graph.passes import PassReport
+
+
+def build(
+    model_dir: str | Path,
+    output_dir: str | Path,
+    options: BuildOptions | None = None,
+    progress: Progress | None = None,
+) -> BuildReport:
+    """Cast a Hugging Face checkpoint into an engine.
+
+    ``model_dir``: a Hugging Face folder, a hub id, or a GGUF file. ``output_dir``: where the engine will be;
+    it appears whole or not at all. Raises CheckpointError, UnsupportedModelError or BuildError; a failed
+    comparison with the source model is a BuildError and leaves nothing behind.
+    """
+    options = options or BuildOptions()
+    options.check()
+    phases = Phases(progress or Silent())
+    if not options.dry_run:
+        check_output_dir(Path(output_dir).absolute(), options.overwrite)
+    with phases("read checkpoint"):
+        from ..graph.checkpoint import Checkpoint
+
+        checkpoint = Checkpoint.open(model_dir)
+    with checkpoint:
+        return _build(checkpoint, Path(output_dir), options, phases)
+
+
+def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phases: Phases) -> BuildReport:
+    with phases("import transformers"):
+        limits = resolve_limits(options, checkpoint.hf_config)
+    with phases("capture graph"):
+        captured = _capture(checkpoint, limits)
+    with phases("rewrite graph"):
+        model, passes = _rewrite(captured.model, limits, options)
+    with phases("lower"):
+        lowered = [lower(model, target, limits, options.dtype) for target in options.resolved_targets()]
+    notes = [*checkpoint.notes, *captured.report.notes]
+    plan = _plan(checkpoint, lowered, limits, options)
+    phases.progress.plan(plan)
+    report = BuildReport(
+        output_dir=str(output_dir),
+        plan=plan,
+        passes=tuple((one.name, one.applied) for one in passes),
+        decisions=tuple(
+            {"what": f"{one.program.target}: {d.op} x{d.count}", "choice": d.tactic, "why": "lowest estimated cost"}
+            for one in lowered
+            for d in one.decisions
+        ),
+        notes=tuple(notes),
+        dry_run=options.dry_run,
+    )
+    if not options.dry_run:
+        _check_disk(output_dir, plan.disk_bytes)
+        with EngineWriter(output_dir, overwrite=options.overwrite) as writer:
+            report = _write(writer, checkpoint, model, lowered, report, options, phases)
+    return replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
+
+
+def _capture(checkpoint: Checkpoint, limits: Limits) -> Any:
+    from ..graph import capture
+
+    captured = capture(checkpoint, max_seq_len=limits.max_seq_len)
+    used = {
+        tensor.name
+        for tensor in captured.model.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+    checkpoint.account(used & set(checkpoint.tensors))
+    return captured
+
+
+def _rewrite(
+    model: onnx.ModelProto, limits: Limits, options: BuildOptions
+) -> tuple[onnx.ModelProto, list[PassReport]]:
+    from ..graph.passes import PassContext, run_passes
+
+    return run_passes(model, PassContext(limits.max_seq_len), options.dump_graph)
+
+
+def _plan(checkpoint: Checkpoint, lowered: list[Lowered], limits: Limits, options: BuildOptions) -> BuildPlan:
+    verify = options.verify == "always" or (options.verify == "auto" and estimate.fits_verification(lowered))
+    return BuildPlan(
+        model=checkpoint.source,
+        architecture=checkpoint.names.class_name,
+        parameters=parameter_count(checkpoint),
+        dtype=options.dtype,
+        limits=limits,
+        memory={one.program.target: one.memory for one in lowered},
+        disk_bytes=estimate.disk_bytes(lowered),
+        peak_bytes=estimate.peak_bytes(lowered, verify=verify),
+        verify=verify,
+    )
+
+
+def _check_disk(output_dir: Path, needed: int) -> None:
+    folder = output_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise BuildError(
+            f"the engine needs about {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free; free some "
+            "space or choose another output folder"
+        )
+
+
+def _write(
+    writer: EngineWriter,
+    checkpoint: Checkpoint,
+    model: onnx.ModelProto,
+    lowered: list[Lowered],
+    report: BuildReport,
+    options: BuildOptions,
+    phases: Phases,
+) -> BuildReport:
+    sources = {name: source for one in lowered for name, source in one.sources.items()}
+    for one in lowered:
+        writer.add_program(one.program)
+    writer.add_graph(model.SerializeToString())
+    with phases("pack weights", sum(source.nbytes for source in sources.values())):
+        done = 0
+
+        def packed(position: int, total: int) -> None:
+            nonlocal done
+            phases.progress.advance(position - done)
+            done = position
+
+        writer.write_weights(sources.values(), packed)
+    if writer.copy_tokenizer(checkpoint.folder) and not (checkpoint.folder / "tokenizer.json").is_file():
+        phases.progress.note("the checkpoint has no tokenizer.json: the engine takes and gives token ids")
+    tokens = special_tokens(checkpoint, lowered[0].program.vocab_size)
+    if options.verify != "never":
+        with phases("golden outputs"):
+            writer.add_golden(_golden(checkpoint, tokens.vocab_size_used, report.plan.limits))
+    report = replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
+    writer.add_build_report(report.to_dict())
+    rows = [
+        MemoryRow(item=item.item, bytes=item.bytes, note=item.note)
+        for item in report.plan.memory[lowered[0].program.target].items
+    ]
+    with phases("write engine"):
+        writer.finish(model=model_identity(checkpoint, options.dtype), special_tokens=tokens, memory_plan=rows)
+    if options.verify == "never":
+        return report
+    if not report.plan.verify:
+        note = (
+            "the weights are too large for the build to load them; run "
+            f"'castiron verify {report.output_dir}' where the engine will serve"
+        )
+        phases.progress.note(note)
+        return replace(report, notes=(*report.notes, note))
+    with phases("verify"):
+        verification = _verify(writer.path, options, phases)
+    writer.record_verification(verification)
+    return replace(report, verification=verification)
+
+
+def _golden(checkpoint: Checkpoint, vocab_size: int, limits: Limits) -> dict[str, Any]:
+    from ..graph.reference import SourceModel
+
+    return make_golden(SourceModel(checkpoint), vocab_size, limits, golden_ids(checkpoint))
+
+
+def _verify(path: Path, options: BuildOptions, phases: Phases) -> Verification:
+    from ..runtime.verify import verify
+
+    result = verify(open_engine(path), num_threads=options.num_threads)
+    if not result.passed:
+        raise BuildError(
+            "the engine does not reproduce the source model, so it was not written: "
+            + "; ".join(result.problems[:3])
+        )
+    return result.summary()
+
+
+def _peak_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+

@@ -1,0 +1,50 @@
+"""What a build will need, known before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .lower import Lowered
+from .memory import stored_bytes
+from .packing import CHUNK_BYTES
+
+#: Golden logits, graph, tokenizer and program: small beside the weights, but not nothing.
+_OTHER_FILES = 96 << 20
+#: Graph, passes and transformers' model skeleton; measured on 135M to 70B shapes.
+_GRAPH_BYTES = 400 << 20
+#: Engines with larger weights are not loaded by the build itself: its memory stays bounded for any model.
+VERIFY_WEIGHTS = 1 << 30
+
+
+def weight_bytes(lowered: Iterable[Lowered]) -> int:
+    """Bytes of all weights on disk."""
+    stored = {weight.name: stored_bytes(weight) for one in lowered for weight in one.program.weights}
+    return sum(stored.values())
+
+
+def disk_bytes(lowered: Iterable[Lowered]) -> int:
+    """Size of the finished engine, generously."""
+    return weight_bytes(lowered) + _OTHER_FILES
+
+
+def fits_verification(lowered: Iterable[Lowered]) -> bool:
+    """Whether the build may load the engine it has written, to compare it with the source model."""
+    return weight_bytes(lowered) <= VERIFY_WEIGHTS
+
+
+def peak_bytes(lowered: list[Lowered], *, verify: bool) -> int:
+    """The build's own memory beyond Python and its libraries.
+
+    Packing holds a few chunks. The source model's pass holds its largest matrix in float32, twice while it is
+    converted. Verification loads the weights and one request's activations.
+    """
+    largest = max((4 * _elements(w.shape) for one in lowered for w in one.program.weights), default=0)
+    loaded = weight_bytes(lowered) + max(one.program.arena_bytes for one in lowered) if verify else 0
+    return _GRAPH_BYTES + max(4 * CHUNK_BYTES, 2 * largest, loaded)
+
+
+def _elements(shape: Iterable[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

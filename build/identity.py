@@ -1,0 +1,89 @@
+"""Facts about the checkpoint that the engine's manifest keeps."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ..engines import ModelIdentity, SpecialTokens
+
+if TYPE_CHECKING:
+    from ..graph.checkpoint import Checkpoint
+
+#: A natural text for the golden outputs: plain prose, so that every tokenizer has words for it.
+GOLDEN_TEXT = (
+    "Iron has been cast for more than two thousand years. The founder makes a mould of damp sand, melts the "
+    "metal in a furnace, and pours it in one steady stream. When the casting is cold the mould is broken, and "
+    "what was liquid an hour ago will hold its shape for a century. A good casting needs no apology: it is made "
+    "once, for one purpose, and then it simply works. In 1779 the first large bridge of cast iron was built over "
+    "a river in England; it carries people to this day. Water boils at 100 degrees, iron melts at 1538, and a "
+    "patient worker learns to judge both by eye. def area(width, height):\n    return width * height\n"
+)
+
+
+def parameter_count(checkpoint: Checkpoint) -> int:
+    """Numbers stored in the checkpoint."""
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+
+
+def model_identity(checkpoint: Checkpoint, dtype: Literal["float32", "bfloat16"]) -> ModelIdentity:
+    """Who the checkpoint is."""
+    config_file = checkpoint.folder / "config.json"
+    bytes_by_dtype: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        bytes_by_dtype[tensor.dtype.name] += tensor.nbytes
+    source = Path(checkpoint.source)
+    return ModelIdentity(
+        name=source.resolve().name if source.exists() else checkpoint.source,
+        source=str(source.resolve()) if source.exists() else checkpoint.source,
+        architecture=checkpoint.names.class_name,
+        model_type=str(checkpoint.config["model_type"]),
+        config_sha256=hashlib.sha256(config_file.read_bytes()).hexdigest(),
+        source_sha256=checkpoint.fingerprint,
+        source_dtype=bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else "none",
+        dtype=dtype,
+        parameters=parameter_count(checkpoint),
+    )
+
+
+def special_tokens(checkpoint: Checkpoint, vocab_size: int) -> SpecialTokens:
+    """Token ids that end or begin a text; columns of the logits that the tokenizer knows."""
+    text = checkpoint.hf_config
+    known = tokenizer_size(checkpoint)
+    return SpecialTokens(
+        eos_token_ids=list(checkpoint.eos_token_ids),
+        bos_token_id=_token(getattr(text, "bos_token_id", None), vocab_size),
+        pad_token_id=_token(getattr(text, "pad_token_id", None), vocab_size),
+        vocab_size=vocab_size,
+        vocab_size_used=vocab_size if known is None else min(known, vocab_size),
+    )
+
+
+def tokenizer_size(checkpoint: Checkpoint) -> int | None:
+    """One more than the largest id of the tokenizer, or None where the folder has none."""
+    tokenizer = _tokenizer(checkpoint)
+    if tokenizer is None:
+        return None
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1 or None
+
+
+def golden_ids(checkpoint: Checkpoint) -> list[int] | None:
+    """The golden text as token ids, or None without a tokenizer."""
+    tokenizer = _tokenizer(checkpoint)
+    return None if tokenizer is None else list(tokenizer.encode(GOLDEN_TEXT).ids)
+
+
+def _tokenizer(checkpoint: Checkpoint):  # type: ignore[no-untyped-def]  # tokenizers has no type information
+    file = checkpoint.folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))
+
+
+def _token(value: object, vocab_size: int) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < vocab_size else None

@@ -1,0 +1,114 @@
+"""What a build may be told, and the limits that follow from it and from the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from castiron.errors import BuildError
+
+from ..engines.program import Limits
+
+#: Longest default context: beyond it the KV cache of a full batch outgrows ordinary machines.
+DEFAULT_MAX_SEQ_LEN = 8192
+#: Default tokens of a step: a prefill chunk large enough to be bound by arithmetic, small enough that the
+#: activations stay in the tens of megabytes and that decoding requests do not wait long behind it.
+DEFAULT_MAX_NUM_TOKENS = 1024
+DEFAULT_MAX_BATCH_SIZE = 64
+_LEAST_LOGIT_ROWS = 64
+TARGETS = ("host",)
+DTYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of a build; None leaves a limit to the model and the defaults.
+
+    Attributes:
+        targets: what the engine runs on; "auto" is this machine's best target.
+        dtype: storage of matrices and of the KV cache; vectors and tables are always float32.
+        max_batch_size: requests that run at once.
+        max_seq_len: tokens of one request, prompt and answer together.
+        max_num_tokens: tokens of one step over all requests.
+        max_logit_rows: rows of logits in one step; at least one per running request.
+        verify: "auto" compares the finished engine with the source model unless its weights are larger than
+            a build may hold in memory; "always" and "never" decide it.
+        overwrite: replace an engine that is already there.
+        dry_run: stop after the plan; nothing is written.
+        dump_graph: folder for the graph after every pass.
+        num_threads: threads of the comparison at the end.
+    """
+
+    targets: tuple[str, ...] = ("host",)
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    max_seq_len: int | None = None
+    max_num_tokens: int | None = None
+    max_logit_rows: int | None = None
+    verify: Literal["auto", "always", "never"] = "auto"
+    overwrite: bool = False
+    dry_run: bool = False
+    dump_graph: Path | None = None
+    num_threads: int | None = None
+
+    def check(self) -> None:
+        """Raise BuildError for options that make no sense whatever the model is."""
+        if not self.targets:
+            raise BuildError(f"no target given; expected one or more of {', '.join(TARGETS)}, or auto")
+        for target in self.targets:
+            if target not in (*TARGETS, "auto"):
+                raise BuildError(f"unknown target {target!r}; this castiron builds for {', '.join(TARGETS)}, or auto")
+        if self.dtype not in DTYPES:
+            raise BuildError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        if self.verify not in ("auto", "always", "never"):
+            raise BuildError(f"verify is {self.verify!r}; expected auto, always or never")
+        for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "max_logit_rows", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise BuildError(f"{name} is {value!r}; expected an integer of at least 1")
+
+    def resolved_targets(self) -> tuple[str, ...]:
+        """Targets with "auto" replaced, each once."""
+        return tuple(dict.fromkeys("host" if target == "auto" else target for target in self.targets))
+
+
+def context_length(hf_config: Any) -> int | None:
+    """The longest sequence that the model's config allows, or None where it sets no bound."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(hf_config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def resolve_limits(options: BuildOptions, hf_config: Any) -> Limits:
+    """The limits of the engine. Raises BuildError for combinations that cannot work, naming both sides."""
+    options.check()
+    longest = context_length(hf_config)
+    seq_len = options.max_seq_len or min(longest or DEFAULT_MAX_SEQ_LEN, DEFAULT_MAX_SEQ_LEN)
+    if longest is not None and seq_len > longest:
+        raise BuildError(
+            f"max_seq_len is {seq_len}, but the model's config allows {longest} positions; "
+            f"give --max-seq-len {longest} or less"
+        )
+    batch = options.max_batch_size
+    most_useful = batch * seq_len
+    tokens = options.max_num_tokens or min(max(DEFAULT_MAX_NUM_TOKENS, batch), most_useful)
+    if tokens < batch:
+        raise BuildError(
+            f"max_num_tokens is {tokens} and max_batch_size is {batch}: a step decodes one token of every running "
+            f"request, so max_num_tokens must be at least {batch}"
+        )
+    rows = options.max_logit_rows or min(max(batch, _LEAST_LOGIT_ROWS), tokens)
+    if rows < batch:
+        raise BuildError(
+            f"max_logit_rows is {rows} and max_batch_size is {batch}: every running request needs a row of logits, "
+            f"so max_logit_rows must be at least {batch}"
+        )
+    if rows > tokens:
+        raise BuildError(f"max_logit_rows is {rows}, more than the {tokens} tokens of a step (max_num_tokens)")
+    try:
+        return Limits(max_batch_size=batch, max_num_tokens=tokens, max_logit_rows=rows, max_seq_len=seq_len)
+    except ValueError as error:
+        raise BuildError(f"the limits are out of range: {error}") from None
