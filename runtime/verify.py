@@ -87,7 +87,7 @@ def verify(
     sequences = engine.golden()
     if sequences is None:
         raise EngineError(
-            f"{engine.path} was built with --no-verify and holds no golden outputs. Rebuild it: "
+            f"{engine.path} was built with --verify never and holds no golden outputs. Rebuild it: "
             f"{engine.rebuild_command}"
         )
     if runner is not None:

@@ -175,7 +175,9 @@ def show_decisions(out: Console, decisions: list[dict[str, Any]]) -> None:
 
 def _show_golden(out: Console, golden: dict[str, Any] | None) -> None:
     if golden is None:
-        out.print("[yellow]No golden outputs[/]: built with --no-verify; castiron verify cannot compare it.")
+        out.print(
+            "[yellow]No golden outputs[/]: built with --verify never; castiron verify cannot compare it."
+        )
         return
     out.print(
         f"[bold]Golden outputs[/]: {golden['sequences']} sequences, "

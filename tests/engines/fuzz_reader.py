@@ -27,7 +27,7 @@ from tiny import write_tiny_engine
 from castiron.errors import EngineError
 
 FILES = ("config.json", "rank0.engine", "rank0.safetensors")
-_NUMBERS = (0, 1, -1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308)
+_NUMBERS = (0, 1, -1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63, 2**64, 10**30, 0.5, 1e308)
 _TEXTS = (
     "",
     "T",
@@ -287,12 +287,10 @@ def main() -> None:
                 print(f"input {index} of seed {options.seed} broke the reader")
                 raise
     for kind in sorted({kind for kind, _ in fuzzer.outcomes}):
-        print(
-            f"{kind:24s} refused {fuzzer.outcomes[kind, 'refused']:7d}   opened {fuzzer.outcomes[kind, 'opened']:7d}"
-        )
-    print(
-        f"{options.inputs} inputs, seed {options.seed}, {time.perf_counter() - start:.0f} s: no exception but EngineError"
-    )
+        refused, opened = fuzzer.outcomes[kind, "refused"], fuzzer.outcomes[kind, "opened"]
+        print(f"{kind:24s} refused {refused:7d}   opened {opened:7d}")
+    seconds = time.perf_counter() - start
+    print(f"{options.inputs} inputs, seed {options.seed}, {seconds:.0f} s: no exception but EngineError")
 
 
 if __name__ == "__main__":

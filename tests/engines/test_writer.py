@@ -82,10 +82,15 @@ def test_a_file_or_a_link_in_place_of_the_target_is_refused(tmp_path: Path) -> N
 
 def test_a_target_that_fills_up_meanwhile_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "engine"
-    with pytest.raises(BuildError, match="left alone"), EngineWriter(target) as writer:
-        fill_writer(writer, TinyModel())
-        target.mkdir()
-        (target / "mine").write_text("x")
+
+    def write() -> None:
+        with EngineWriter(target) as writer:
+            fill_writer(writer, TinyModel())
+            target.mkdir()
+            (target / "mine").write_text("x")
+
+    with pytest.raises(BuildError, match="left alone"):
+        write()
     assert contents(tmp_path) == ["engine"]
 
 
