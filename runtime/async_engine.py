@@ -32,9 +32,7 @@ class AsyncEngine:
         session.on_batch(self._mailbox.deliver)
 
     @classmethod
-    def from_dir(
-        cls, engine_dir: str | os.PathLike[str], rank: int = 0, **options: Any
-    ) -> AsyncEngine:
+    def from_dir(cls, engine_dir: str | os.PathLike[str], rank: int = 0, **options: Any) -> AsyncEngine:
         """Load an engine; ``options`` are the fields of ``RuntimeOptions`` (see ``ModelRunner.from_dir``)."""
         return cls(open_session(engine_dir, rank, RuntimeOptions(**options)))
 
@@ -68,7 +66,9 @@ class AsyncEngine:
         """
         params = params or SamplingParams()
         if params.n != 1:
-            raise RequestError(f"n is {params.n}; AsyncEngine.generate makes one output, so call it {params.n} times")
+            raise RequestError(
+                f"n is {params.n}; AsyncEngine.generate makes one output, so call it {params.n} times"
+            )
         text = prompt if isinstance(prompt, str) else None
         if text is not None:
             tokenizer = await asyncio.to_thread(self.session.need_tokenizer)

@@ -70,7 +70,6 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         try:
-            # OverflowError and the like come from template arithmetic on what the client sent.
             text = self._compiled.render(
                 **{
                     **self._special_tokens,
@@ -83,7 +82,7 @@ class ChatTemplate:
             )
         except TemplateError as e:
             raise RequestError(f"the chat template refused the conversation: {e}") from None
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as e:
+        except Exception as e:  # the template is foreign code and may fail in any way
             raise RequestError(
                 f"the chat template failed on this conversation: {type(e).__name__}: {e}"
             ) from None

@@ -48,29 +48,19 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
-        # What transformers 5 does: an explicit setting replaces the post-processor, otherwise that one
-        # decides.
-        # An EOS at the end of a prompt would end the model's answer before it began, so add_eos_token has
-        # no say.
-        self._explicit = "add_bos_token" in self.config or "add_eos_token" in self.config
-        self._prefix = [self.bos_id] if self.config.get("add_bos_token") and self.bos_id is not None else []
         self._bytes: dict[int, bytes] = {}
         self._visible_bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; with special tokens (BOS, as the checkpoint says) unless told otherwise.
+        """Token ids of a text; with special tokens (BOS) as the checkpoint says, unless told otherwise.
 
-        A text that already starts with the BOS token gets no second one.
+        The post-processor in tokenizer.json decides about BOS, as in transformers 5, which ignores
+        ``add_bos_token`` beside it. A text that already starts with the BOS token gets no second one.
         """
         if not isinstance(text, str):
             raise RequestError(f"a prompt is of type {type(text).__name__}; expected text")
         try:
-            if not add_special_tokens:
-                return list(self.backend.encode(text, add_special_tokens=False).ids)
-            if self._explicit:
-                ids = self._prefix + self.backend.encode(text, add_special_tokens=False).ids
-            else:
-                ids = list(self.backend.encode(text, add_special_tokens=True).ids)
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as e:  # lone surrogates: UnicodeEncodeError; the rest are bare Exceptions
             raise RequestError(f"the prompt cannot be tokenized: {e}; send valid Unicode text") from None
         if (

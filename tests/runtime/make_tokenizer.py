@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 3 o'clock, isn't it?",
@@ -19,13 +28,17 @@ CHATML = (
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
-def byte_level(folder: Path, *, bos: bool = False, chat_template: str | None = CHATML, vocab: int = 300) -> Path:
+def byte_level(
+    folder: Path, *, bos: bool = False, chat_template: str | None = CHATML, vocab: int = 300
+) -> Path:
     """GPT-2 / Llama-3 kind; ``bos``: the post-processor adds <s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -40,7 +53,9 @@ def byte_fallback(folder: Path) -> Path:
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
     for word in words:
         vocab[word] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

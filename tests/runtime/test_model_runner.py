@@ -1,0 +1,318 @@
+"""ModelRunner over the fake core, whose tokens are computed apart."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import fake_core
+import make_tokenizer
+import numpy as np
+import pytest
+from fake_core import FakeCore, greedy, make_session
+
+from castiron.errors import EngineError, RequestError
+from castiron.runtime.model_runner import ModelRunner
+from castiron.runtime.sampling_params import SamplingParams
+from castiron.runtime.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path):
+    return make_tokenizer.byte_level(tmp_path / "tok")
+
+
+@pytest.fixture
+def runner():
+    with ModelRunner(make_session()) as made:
+        yield made
+
+
+def scripted(tokenizer_dir, text, **info):
+    """A runner whose model says ``text`` over and over."""
+    ids = Tokenizer(tokenizer_dir).encode(text, add_special_tokens=False)
+    core = FakeCore(script=ids)
+    return ModelRunner(make_session(core, tokenizer_dir=tokenizer_dir, **info)), ids, core
+
+
+def test_the_call_that_tensorrt_llm_users_know_works_as_it_stands(runner):
+    (result,) = runner.generate(input_ids=[1, 2, 3], max_new_tokens=128, temperature=0.7, top_p=0.9)
+    assert len(result.outputs[0].token_ids) == 128
+    assert result.outputs[0].finish_reason == "length"
+    assert result.prompt_token_ids == [1, 2, 3]
+    assert result.error is None
+
+
+def test_every_prompt_of_a_batch_gets_what_it_gets_alone(runner):
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8], [9] * 20]
+    results = runner.generate(input_ids=prompts, max_new_tokens=10)
+    assert [r.outputs[0].token_ids for r in results] == [greedy(p, 10) for p in prompts]
+    assert [r.index for r in results] == [0, 1, 2, 3]
+
+
+class Tensor:
+    """Looks like a torch tensor as far as the runner may look."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def tolist(self):
+        return self.data
+
+
+@pytest.mark.parametrize(
+    "input_ids",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        [[1, 2, 3]],
+        np.array([1, 2, 3]),
+        np.array([[1, 2, 3]], dtype=np.uint16),
+        [np.array([1, 2, 3])],
+        [np.int64(1), np.int64(2), np.int64(3)],
+        Tensor([1, 2, 3]),
+        [Tensor([1, 2, 3])],
+    ],
+)
+def test_prompts_come_as_lists_arrays_or_tensors(runner, input_ids):
+    (result,) = runner.generate(input_ids=input_ids, max_new_tokens=4)
+    assert result.outputs[0].token_ids == greedy([1, 2, 3], 4)
+
+
+def test_one_bad_prompt_never_fails_its_batch(runner):
+    prompts = [[1, 2], [], [5, 300], [7] * 254, [299, 1], [8], [1.5], "text"]
+    results = runner.generate(input_ids=prompts, max_new_tokens=5)
+    good = [0, 5]
+    assert [r.outputs[0].token_ids for r in results if r.index in good] == [
+        greedy(prompts[i], 5) for i in good
+    ]
+    for result in results:
+        if result.index not in good:
+            assert result.error
+            assert result.outputs[0].finish_reason == "error"
+    assert "expected a list of at least one token id" in results[1].error
+    assert "token id 300; expected ids from 0 to 299" in results[2].error
+    assert (
+        "maximum context length is 256 tokens, but 259 were requested (254 in the prompt" in results[3].error
+    )
+    assert "299 is refused" in results[4].error
+
+
+def test_bad_parameters_fail_the_call_before_anything_runs(runner):
+    with pytest.raises(RequestError, match="temperature is -1"):
+        runner.generate(input_ids=[1], temperature=-1)
+    with pytest.raises(RequestError, match="no option 'num_beams'"):
+        runner.generate(input_ids=[1], num_beams=4)
+    with pytest.raises(RequestError, match="neither"):
+        runner.generate(max_new_tokens=1)
+    with pytest.raises(RequestError, match="both"):
+        runner.generate(input_ids=[1], prompts="x")
+    with pytest.raises(RequestError, match="same as max_tokens"):
+        runner.generate(input_ids=[1], max_tokens=1, max_new_tokens=2)
+    assert runner.session.core.submitted == []
+
+
+def test_an_engine_without_tokenizer_gives_ids_and_refuses_text(runner):
+    (result,) = runner.generate(prompts="Hello")
+    assert "without a tokenizer" in result.error
+    assert runner.generate(input_ids=[1], max_new_tokens=2)[0].outputs[0].text == ""
+    assert "need a tokenizer" in runner.generate(input_ids=[1], stop="x")[0].error
+
+
+def test_an_empty_batch_has_no_results(runner):
+    assert runner.generate(input_ids=[[]])[0].error
+    assert runner.generate(prompts=[]) == []
+
+
+def test_max_tokens_none_fills_the_engine(runner):
+    (result,) = runner.generate(input_ids=[1] * 200, sampling_params=SamplingParams(max_tokens=None))
+    assert len(result.outputs[0].token_ids) == 56
+
+
+def test_options_override_sampling_params(runner):
+    base = SamplingParams(max_tokens=50, temperature=0.5, top_p=0.3)
+    runner.generate([1], None, base, max_new_tokens=3, random_seed=7)
+    params = runner.session.core.submitted[-1][1]
+    assert (params.max_tokens, params.temperature, params.top_p, params.seed) == (3, 0.5, 0.3, 7)
+
+
+def test_decoding_is_greedy_unless_something_asks_for_sampling(runner):
+    def temperature(**options):
+        runner.generate([1], max_new_tokens=1, **options)
+        return runner.session.core.submitted[-1][1].temperature
+
+    assert temperature() == 0
+    assert temperature(top_k=1) == 0
+    assert temperature(top_p=0.9) == 1.0
+    assert temperature(top_k=50) == 1.0
+    assert temperature(top_p=0.9, temperature=0) == 0
+
+
+def test_several_outputs_of_one_prompt(runner):
+    (result,) = runner.generate([1, 2], temperature=2.0, seed=3, num_return_sequences=3, max_new_tokens=8)
+    assert [o.index for o in result.outputs] == [0, 1, 2]
+    assert len({tuple(o.token_ids) for o in result.outputs}) == 3
+    again = runner.generate([1, 2], temperature=2.0, seed=3, n=3, max_new_tokens=8)[0]
+    assert [o.token_ids for o in again.outputs] == [o.token_ids for o in result.outputs]
+
+
+def test_eos_and_stop_tokens_end_the_output(tmp_path):
+    expected = greedy([1, 2], 20)
+    eos, other = expected[7], expected[4]
+    cut = expected.index(eos)
+    with ModelRunner(make_session(eos_token_ids=(eos,))) as runner:
+        (out,) = runner.generate([1, 2], max_new_tokens=20)[0].outputs
+        assert (out.token_ids, out.finish_reason, out.stop_reason) == (expected[:cut], "stop", None)
+        (out,) = runner.generate([1, 2], max_new_tokens=20, stop_token_ids=[other])[0].outputs
+        assert (out.token_ids, out.stop_reason) == (expected[: expected.index(other)], other)
+        (out,) = runner.generate([1, 2], max_new_tokens=20, ignore_eos=True)[0].outputs
+        assert out.token_ids == expected
+        (out,) = runner.generate([1, 2], max_new_tokens=20, end_id=-1)[0].outputs
+        assert out.token_ids == expected
+        (out,) = runner.generate([1, 2], max_new_tokens=20, end_id=other)[0].outputs
+        assert out.token_ids == expected[: expected.index(other)]
+
+
+def test_streaming_gives_growing_results_that_end_with_the_whole(runner):
+    prompts = [[1, 2, 3], [4, 5]]
+    last, seen = {}, {0: [], 1: []}
+    for partial in runner.generate(input_ids=prompts, max_new_tokens=6, streaming=True):
+        seen[partial.index] += partial.outputs[0].token_ids_diff
+        assert partial.outputs[0].token_ids == seen[partial.index]
+        last[partial.index] = partial
+    assert [last[i].outputs[0].token_ids for i in (0, 1)] == [greedy(p, 6) for p in prompts]
+    assert all(r.finished for r in last.values())
+
+
+def test_leaving_a_stream_early_cancels_the_request():
+    with ModelRunner(make_session(FakeCore(step_seconds=0.001))) as runner:
+        stream = runner.generate([1], max_new_tokens=200, streaming=True)
+        next(stream)
+        stream.close()
+        wait_until(lambda: runner.session.unfinished == 0)
+        assert runner.session.core.cancelled
+
+
+def test_text_streams_as_the_whole_decodes(tokenizer_dir):
+    runner, ids, _ = scripted(tokenizer_dir, "naïve 🙂 日本")
+    with runner:
+        pieces = [
+            p.outputs[0].text_diff
+            for p in runner.generate(prompts="x", max_new_tokens=len(ids), streaming=True)
+        ]
+        assert "".join(pieces) == "naïve 🙂 日本"
+        (result,) = runner.generate(prompts="x", max_new_tokens=len(ids))
+        assert result.outputs[0].text == "naïve 🙂 日本"
+        assert result.prompt == "x"
+
+
+def test_a_stop_string_over_token_borders_cuts_text_and_frees_the_request(tokenizer_dir):
+    runner, ids, core = scripted(tokenizer_dir, "one two, three four")
+    with runner:
+        (out,) = runner.generate(prompts="x", stop=["three", ", t"], max_new_tokens=100)[0].outputs
+        assert (out.text, out.finish_reason, out.stop_reason) == ("one two", "stop", ", t")
+        assert out.token_ids == ids[: len(out.token_ids)]
+        wait_until(lambda: runner.session.unfinished == 0)
+        (out,) = runner.generate(
+            prompts="x", stop="two", include_stop_str_in_output=True, max_new_tokens=100
+        )[0].outputs
+        assert out.text == "one two"
+        (out,) = runner.generate(prompts="x", stop="one", min_tokens=len(ids), max_new_tokens=100)[0].outputs
+        assert out.text == "one two, three four"
+
+
+def test_text_held_back_for_a_stop_string_comes_out_at_the_end(tokenizer_dir):
+    runner, ids, _ = scripted(tokenizer_dir, "one two thr")
+    with runner:
+        (out,) = runner.generate(prompts="x", stop="three", max_new_tokens=len(ids))[0].outputs
+        assert (out.text, out.finish_reason) == ("one two thr", "length")
+
+
+def test_special_tokens_are_left_out_unless_asked_for(tokenizer_dir):
+    runner, ids, _ = scripted(tokenizer_dir, "a<|im_end|>b")
+    with runner:
+        assert runner.generate(prompts="x", max_new_tokens=len(ids))[0].outputs[0].text == "ab"
+        (out,) = runner.generate(prompts="x", max_new_tokens=len(ids), skip_special_tokens=False)[0].outputs
+        assert out.text == "a<|im_end|>b"
+
+
+def test_the_stop_tokens_text_is_included_only_on_demand(tokenizer_dir):
+    end = Tokenizer(tokenizer_dir).backend.token_to_id("<|im_end|>")
+    runner, _, _ = scripted(tokenizer_dir, "ab<|im_end|>c", eos_token_ids=(end,))
+    with runner:
+        options = {"max_new_tokens": 9, "skip_special_tokens": False}
+        assert runner.generate(prompts="x", **options)[0].outputs[0].text == "ab"
+        (out,) = runner.generate(prompts="x", include_stop_str_in_output=True, **options)[0].outputs
+        assert out.text == "ab<|im_end|>"
+
+
+def test_logprobs_are_the_raw_log_softmax(runner):
+    (out,) = runner.generate([1, 2], logprobs=3, max_new_tokens=4)[0].outputs
+    history = [1, 2]
+    for token, entry in zip(out.token_ids, out.logprobs, strict=True):
+        raw = fake_core.log_softmax(fake_core.logits(history))
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(raw[token], abs=1e-9)
+        assert [t for t, _ in entry.top] == list(np.argsort(-raw)[:3])
+        history.append(token)
+    assert out.cumulative_logprob == pytest.approx(sum(e.logprob for e in out.logprobs))
+
+
+def test_context_logits_has_a_row_for_every_position(runner):
+    rows = runner.context_logits([5, 6, 7])
+    assert rows.shape == (3, fake_core.VOCAB)
+    np.testing.assert_array_equal(rows[1], fake_core.logits([5, 6]))
+    assert runner.context_logits([1] * 256).shape[0] == 256
+    with pytest.raises(RequestError, match="maximum context length"):
+        runner.context_logits([1] * 257)
+
+
+def test_chat_goes_through_the_template(tokenizer_dir):
+    runner, _, core = scripted(tokenizer_dir, "Hi!")
+    with runner:
+        (result,) = runner.chat([{"role": "user", "content": "Hello"}], max_new_tokens=3)
+        expected = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+        assert runner.tokenizer.decode(core.submitted[-1][0], False) == expected
+        assert result.outputs[0].text.startswith("Hi!"[: len(result.outputs[0].text)])
+
+
+def test_calls_from_several_threads_share_the_batch(runner):
+    results = {}
+
+    def call(i):
+        results[i] = runner.generate([i + 1], max_new_tokens=20)[0].outputs[0].token_ids
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert results == {i: greedy([i + 1], 20) for i in range(8)}
+
+
+def test_a_dying_engine_ends_requests_with_an_error_and_refuses_new_ones():
+    core = FakeCore(step_seconds=0.002)
+    with ModelRunner(make_session(core)) as runner:
+        stream = runner.generate([1], max_new_tokens=200, streaming=True)
+        next(stream)
+        core.fail_with = RuntimeError("kernel fault")
+        last = list(stream)[-1]
+        assert "kernel fault" in last.error
+        assert last.outputs[0].finish_reason == "error"
+        with pytest.raises(EngineError, match="kernel fault"):
+            runner.generate([1])
+
+
+def test_a_closed_runner_says_so():
+    runner = ModelRunner(make_session())
+    runner.close()
+    runner.close()
+    with pytest.raises(EngineError, match="closed"):
+        runner.generate([1])
+
+
+def wait_until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.002)
