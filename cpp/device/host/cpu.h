@@ -1,0 +1,25 @@
+// What this CPU can run and which CPUs this process may use.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace castiron::host {
+
+enum class Isa { kPortable, kAvx2, kAvx512 };
+
+[[nodiscard]] std::string_view isa_name(Isa isa);
+
+// Whether the CPU and the operating system (saved register state) support the instruction set.
+[[nodiscard]] bool cpu_supports(Isa isa);
+
+// "" chooses the best supported one; a name forces it. Throws std::invalid_argument for an unknown name, or for
+// an instruction set that this machine lacks.
+[[nodiscard]] Isa choose_isa(const std::string& name);
+
+// The logical CPUs this process may run on, one per physical core where siblings are known: a second hardware
+// thread adds nothing to kernels that already fill the vector units.
+[[nodiscard]] std::vector<int> usable_cpus();
+
+}  // namespace castiron::host

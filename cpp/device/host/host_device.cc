@@ -1,0 +1,202 @@
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "device/device.h"
+#include "device/host/cpu.h"
+#include "device/host/kv_cache.h"
+#include "device/host/memory.h"
+#include "device/host/op.h"
+#include "device/host/ops/ops.h"
+#include "device/host/step_checker.h"
+#include "device/host/thread_pool.h"
+
+namespace castiron {
+namespace host {
+namespace {
+
+int thread_count(const HostOptions& options, const std::vector<int>& cpus) {
+    if (options.num_threads < 0 || options.num_threads > 1024) throw std::invalid_argument("num_threads must be 0 to 1024");
+    return options.num_threads > 0 ? options.num_threads : static_cast<int>(cpus.size());
+}
+
+const Operand* find(const std::vector<Operand>& values, const char* name) {
+    const auto it = std::find_if(values.begin(), values.end(), [&](const Operand& o) { return o.name == name; });
+    return it == values.end() ? nullptr : &*it;
+}
+
+class HostDevice final : public Device {
+public:
+    HostDevice(std::shared_ptr<const Program> program, const HostOptions& options)
+        : program_(std::move(program)),
+          huge_pages_(options.huge_pages),
+          kernels_(kernels_for(choose_isa(options.isa))),
+          cpus_(usable_cpus()),
+          values_(resolve_values(*program_)),
+          kv_(program_->kv_layers),
+          pool_(thread_count(options, cpus_), cpus_) {
+        bind_io();
+        std::vector<ResolvedWeight> weights = resolve_weights(*program_);
+        const uint64_t weight_bytes = weights.empty() ? 0 : weights.back().offset + weights.back().bytes;
+        weights_ = HugeBuffer(weight_bytes + kPadding, huge_pages_);
+        for (ResolvedWeight& w : weights) w.data = weights_.data() + w.offset;
+        for (size_t i = 0; i < program_->steps.size(); ++i) {
+            StepChecker step(*program_, i, values_, weights, kernels_);
+            ops_.push_back(make_op(step));
+        }
+        reserve_memory();
+        copy_weights(weights);
+    }
+
+    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_.block_bytes(); }
+    void reserve_kv(int num_blocks) override { kv_.reserve(num_blocks, huge_pages_); }
+    void copy_kv_block(int from, int to) override { kv_.copy_block(from, to); }
+
+    [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
+        check(batch);
+        const size_t tokens = batch.token_ids.size(), rows = batch.logit_rows.size();
+        if (tokens == 0) return {};
+        fill(token_ids_, batch.token_ids);
+        fill(positions_, batch.positions);
+        fill(logit_rows_, batch.logit_rows);
+        for (Counter& counter : counters_) counter.value.store(0, std::memory_order_relaxed);
+        fault_.store(nullptr, std::memory_order_relaxed);
+        StepContext context;
+        context.tokens = static_cast<int64_t>(tokens);
+        context.rows = static_cast<int64_t>(rows);
+        context.arena = arena_.data();
+        context.batch = &batch;
+        context.kv = &kv_;
+        context.fault = &fault_;
+        context.workspace = reinterpret_cast<float*>(workspace_.data());
+        pool_.run([this, context](int part) { walk(context, part); });
+        if (const char* fault = fault_.load(std::memory_order_relaxed)) throw std::out_of_range(fault);
+        return {reinterpret_cast<const float*>(arena_.data() + logits_->offset), rows * static_cast<size_t>(program_->vocab_size)};
+    }
+
+private:
+    static constexpr size_t kPadding = 64;
+    static constexpr int kMaxPhases = 2;
+    struct alignas(64) Counter {
+        std::atomic<int64_t> value{0};
+    };
+
+    void bind_io() {
+        const std::vector<Dim> per_token{Dim{Dim::kTokens}}, per_row{Dim{Dim::kRows}};
+        const std::vector<Dim> logits{Dim{Dim::kRows}, Dim{program_->vocab_size}};
+        const auto bind = [&](const char* name, DType dtype, const std::vector<Dim>& shape, bool required) -> const Operand* {
+            const Operand* o = find(values_, name);
+            if (o == nullptr && required) throw std::invalid_argument(std::string("the program has no value '") + name + "'");
+            if (o != nullptr && (o->dtype != dtype || o->shape != shape || o->view)) {
+                throw std::invalid_argument(std::string("value '") + name + "' has shape " + shape_text(o->shape) +
+                                            " or a dtype other than expected: " + shape_text(shape));
+            }
+            return o;
+        };
+        token_ids_ = bind("token_ids", DType::kI32, per_token, true);
+        positions_ = bind("positions", DType::kI32, per_token, false);
+        logit_rows_ = bind("logit_rows", DType::kI32, per_row, false);
+        logits_ = bind("logits", DType::kF32, logits, true);
+    }
+
+    void reserve_memory() {
+        arena_ = HugeBuffer(program_->arena_bytes + kPadding, huge_pages_);
+        size_t workspace = 0;
+        for (const auto& op : ops_) {
+            scratch_floats_ = std::max(scratch_floats_, op->scratch_floats());
+            workspace = std::max(workspace, op->workspace_floats(pool_.size()));
+        }
+        // Whole pages for each thread: their scratch never shares a cache line.
+        scratch_floats_ = (scratch_floats_ + 1023) / 1024 * 1024;
+        scratch_ = HugeBuffer(scratch_floats_ * sizeof(float) * static_cast<size_t>(pool_.size()), huge_pages_);
+        workspace_ = HugeBuffer(workspace * sizeof(float), huge_pages_);
+        counters_ = std::vector<Counter>(ops_.size() * kMaxPhases);
+    }
+
+    // All threads copy: it is page faults and zeroing that take the time.
+    void copy_weights(const std::vector<ResolvedWeight>& weights) {
+        constexpr size_t kPiece = size_t{8} << 20;
+        std::vector<std::pair<const ResolvedWeight*, size_t>> pieces;
+        for (const ResolvedWeight& w : weights) {
+            for (size_t at = 0; at < w.bytes; at += kPiece) pieces.emplace_back(&w, at);
+        }
+        std::atomic<size_t> next{0};
+        pool_.run([&](int) {
+            for (size_t i = next.fetch_add(1); i < pieces.size(); i = next.fetch_add(1)) {
+                const auto [w, at] = pieces[i];
+                std::memcpy(weights_.data() + w->offset + at, w->weight->data + at, std::min(kPiece, w->bytes - at));
+            }
+        });
+    }
+
+    void walk(StepContext context, int part) {
+        Lane lane{part, pool_.size(), reinterpret_cast<float*>(scratch_.data()) + scratch_floats_ * static_cast<size_t>(part)};
+        for (size_t i = 0; i < ops_.size(); ++i) {
+            const int phases = ops_[i]->phases(context, lane.parts);
+            for (int phase = 0; phase < phases; ++phase) {
+                context.counter = &counters_[i * kMaxPhases + static_cast<size_t>(phase)].value;
+                ops_[i]->run(context, lane, phase);
+                pool_.barrier();
+            }
+        }
+    }
+
+    void fill(const Operand* to, std::span<const int32_t> from) {
+        if (to != nullptr && !from.empty()) std::memcpy(arena_.data() + to->offset, from.data(), from.size_bytes());
+    }
+
+    // The runtime is trusted to be right, but an index that is not would write into another request's cache.
+    void check(const Batch& batch) const {
+        const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
+        const Limits& limits = program_->limits;
+        const size_t tokens = batch.token_ids.size();
+        if (tokens > static_cast<size_t>(limits.max_num_tokens)) fail(std::to_string(tokens) + " tokens pass max_num_tokens");
+        if (batch.logit_rows.size() > static_cast<size_t>(limits.max_logit_rows)) fail("too many logit rows");
+        if (batch.positions.size() != tokens) fail("positions and token_ids differ in length");
+        for (const int32_t row : batch.logit_rows) {
+            if (row < 0 || static_cast<size_t>(row) >= tokens) fail("logit row " + std::to_string(row) + " is out of range");
+        }
+        int64_t next = 0;
+        for (const SequenceSlice& s : batch.sequences) {
+            if (s.first_row != next || s.num_rows < 0) fail("sequences do not cover the rows in order");
+            next += s.num_rows;
+            const int64_t length = int64_t{s.start_position} + s.num_rows;
+            if (s.start_position < 0 || length > limits.max_seq_len) fail("a sequence passes max_seq_len");
+            if (kv_.num_layers() == 0) continue;
+            const int64_t blocks = (length + kBlockTokens - 1) / kBlockTokens;
+            if (static_cast<int64_t>(s.block_table.size()) < blocks) fail("a block table is too short");
+            for (int64_t b = 0; b < blocks; ++b) {
+                const int32_t block = s.block_table[static_cast<size_t>(b)];
+                if (block < 0 || block >= kv_.num_blocks()) fail("KV block " + std::to_string(block) + " is outside the pool");
+            }
+        }
+        if (next != static_cast<int64_t>(tokens)) fail("sequences do not cover all rows");
+    }
+
+    std::shared_ptr<const Program> program_;
+    bool huge_pages_;
+    const KernelTable& kernels_;
+    std::vector<int> cpus_;
+    std::vector<Operand> values_;
+    KvCache kv_;
+    HugeBuffer weights_, arena_, scratch_, workspace_;
+    size_t scratch_floats_ = 0;
+    std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<Counter> counters_;
+    std::atomic<const char*> fault_{nullptr};
+    const Operand* token_ids_ = nullptr;
+    const Operand* positions_ = nullptr;
+    const Operand* logit_rows_ = nullptr;
+    const Operand* logits_ = nullptr;
+    ThreadPool pool_;
+};
+
+}  // namespace
+}  // namespace host
+
+std::unique_ptr<Device> make_host_device(std::shared_ptr<const Program> program, const HostOptions& options) {
+    if (program == nullptr) throw std::invalid_argument("no program");
+    return std::make_unique<host::HostDevice>(std::move(program), options);
+}
+
+}  // namespace castiron

@@ -1,0 +1,284 @@
+// Paged attention over segments of 256 keys. Inside a segment: all scores, their maximum, their exponentials and
+// the weighted values, key by key in ascending order; then the segment is merged into the row's running result.
+// A masked key has weight zero and changes nothing, so a row's result depends on its own keys alone.
+
+template <bool kBf16>
+CASTIRON_INLINE Vec load_cached(const std::byte* base, int64_t element) {
+    if constexpr (kBf16) {
+        return load_bf16(reinterpret_cast<const uint16_t*>(base) + element);
+    } else {
+        return load(reinterpret_cast<const float*>(base) + element);
+    }
+}
+
+// scores[r][0..31] = q[r] · keys of one block, [head_dim][32].
+template <int R, bool kBf16>
+static void score_tile(const float* q, int64_t q_stride, int head_dim, const std::byte* keys, float* scores) {
+    Vec c[R][2];
+    for (int r = 0; r < R; ++r) c[r][0] = c[r][1] = zero();
+    for (int d = 0; d < head_dim; ++d) {
+        const Vec k0 = load_cached<kBf16>(keys, d * 32);
+        const Vec k1 = load_cached<kBf16>(keys, d * 32 + 16);
+        for (int r = 0; r < R; ++r) {
+            const Vec b = set1(q[r * q_stride + d]);
+            c[r][0] = fma(b, k0, c[r][0]);
+            c[r][1] = fma(b, k1, c[r][1]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        store(scores + r * kSegmentKeys, c[r][0]);
+        store(scores + r * kSegmentKeys + 16, c[r][1]);
+    }
+}
+
+inline constexpr int kScoreRows = kTileRows * kTileVecs / 2;
+
+template <bool kBf16>
+static void score_block(const float* q, int64_t q_stride, int rows, int head_dim, const std::byte* keys, float* scores) {
+    int r = 0;
+    for (; r + kScoreRows <= rows; r += kScoreRows) {
+        score_tile<kScoreRows, kBf16>(q + r * q_stride, q_stride, head_dim, keys, scores + r * kSegmentKeys);
+    }
+    for (; r + 2 <= rows; r += 2) {
+        score_tile<2, kBf16>(q + r * q_stride, q_stride, head_dim, keys, scores + r * kSegmentKeys);
+    }
+    for (; r < rows; ++r) {
+        score_tile<1, kBf16>(q + r * q_stride, q_stride, head_dim, keys, scores + r * kSegmentKeys);
+    }
+}
+
+// out[r][v] = sum over keys [begin, end) of the segment of weights[r][key] * value[key][v], V vectors wide.
+// The last vector may read past its row into the next one (the pool is padded at its end); those lanes of `out`
+// are padding as well.
+template <int R, int V, bool kBf16>
+static void value_tile(const AttentionArgs& a, const std::byte* const* blocks, const float* weights, int begin, int end,
+                       int64_t column, float* out, int64_t out_stride) {
+    Vec c[R][V];
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) c[r][v] = zero();
+    }
+    for (int key = begin; key < end;) {
+        const std::byte* block = blocks[key / 32];
+        const int stop = end < (key / 32 + 1) * 32 ? end : (key / 32 + 1) * 32;
+        for (; key < stop; ++key) {
+            const int64_t at = static_cast<int64_t>(key % 32) * a.v_head_dim + column;
+            Vec value[V];
+            for (int v = 0; v < V; ++v) value[v] = load_cached<kBf16>(block, at + v * 16);
+            for (int r = 0; r < R; ++r) {
+                const Vec w = set1(weights[r * kSegmentKeys + key]);
+                for (int v = 0; v < V; ++v) c[r][v] = fma(w, value[v], c[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) store(out + r * out_stride + v * 16, c[r][v]);
+    }
+}
+
+template <int R, bool kBf16>
+static void value_rows(const AttentionArgs& a, const std::byte* const* blocks, const float* weights, int begin, int end,
+                       float* out, int64_t out_stride) {
+    constexpr int V = kVecsFor<R>;
+    const int64_t width = padded16(a.v_head_dim);
+    int64_t column = 0;
+    for (; column + V * 16 <= width; column += V * 16) {
+        value_tile<R, V, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
+    }
+    for (; column < width; column += 16) {
+        value_tile<R, 1, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
+    }
+}
+
+template <bool kBf16>
+static void value_block(const AttentionArgs& a, const std::byte* const* blocks, const float* weights, int rows, int begin,
+                        int end, float* out, int64_t out_stride) {
+    int r = 0;
+    for (; r + kTileRows <= rows; r += kTileRows) {
+        value_rows<kTileRows, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride, out_stride);
+    }
+    for (; r + 3 <= rows; r += 3) {
+        value_rows<3, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride, out_stride);
+    }
+    for (; r < rows; ++r) {
+        value_rows<1, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride, out_stride);
+    }
+}
+
+// The first key a query sees; the last one is its own position.
+CASTIRON_INLINE int64_t first_visible(const AttentionArgs& a, int64_t position) {
+    int64_t first = 0;
+    if (a.window > 0 && position - a.window + 1 > first) first = position - a.window + 1;
+    if (a.chunk > 0 && position / a.chunk * a.chunk > first) first = position / a.chunk * a.chunk;
+    return first;
+}
+
+CASTIRON_INLINE int64_t row_position(const AttentionArgs& a, int64_t row) { return a.start_position + row / a.group; }
+CASTIRON_INLINE int64_t row_head(const AttentionArgs& a, int64_t row) {
+    return static_cast<int64_t>(a.kv_head) * a.group + row % a.group;
+}
+
+// Scores of one row become weights in place, zero where masked over [begin, end). Returns the maximum through
+// `top` and the sum through `total`; false when the row sees no key of the segment.
+static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_start, int begin, int end, float* scores,
+                        float* top, float* total) {
+    const int64_t position = row_position(a, row);
+    const int64_t first = first_visible(a, position) - segment_start;
+    const int64_t past = position + 1 - segment_start;
+    const int low = first > begin ? static_cast<int>(first) : begin;
+    const int high = past < end ? static_cast<int>(past) : end;
+    const int vec_begin = begin / 16 * 16, vec_end = (end + 15) / 16 * 16;
+    if (low >= high) {
+        for (int i = vec_begin; i < vec_end; i += 16) store(scores + i, zero());
+        return false;
+    }
+    const Vec low_v = set1(static_cast<float>(low)), high_v = set1(static_cast<float>(high));
+    const Vec minus_infinity = set1(-__builtin_inff());
+    const Vec scale = set1(a.scale);
+    const bool capped = a.softcap > 0;
+    const Vec cap = set1(a.softcap);
+    const Vec slope = set1(a.slopes != nullptr ? a.slopes[row_head(a, row)] : 0.0f);
+    const Vec distance = set1(static_cast<float>(segment_start - position));  // of the segment's first key
+    Vec m = minus_infinity;
+    for (int i = vec_begin; i < vec_end; i += 16) {
+        const Vec key = add(set1(static_cast<float>(i)), lane_index());
+        Vec s = mul(load(scores + i), scale);
+        if (capped) s = mul(cap, tanh(div(s, cap)));
+        if (a.slopes != nullptr) s = add(s, mul(slope, add(key, distance)));
+        s = select(less(key, low_v), minus_infinity, select(less(key, high_v), s, minus_infinity));
+        store(scores + i, s);
+        m = max(m, s);
+    }
+    *top = largest(m);
+    const Vec top_v = set1(*top);
+    Vec l = zero();
+    for (int i = vec_begin; i < vec_end; i += 16) {
+        const Vec e = exp_negative(sub(load(scores + i), top_v));
+        store(scores + i, e);
+        l = add(l, e);
+    }
+    *total = sum(l);
+    return true;
+}
+
+// Packed queries of rows [row_begin, row_end) side by side.
+CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* packed, int64_t stride) {
+    for (int64_t row = row_begin; row < row_end; ++row) {
+        const float* q = a.q + row / a.group * a.q_stride + row_head(a, row) * a.head_dim;
+        float* to = packed + (row - row_begin) * stride;
+        for_each_vec(a.head_dim, [&](int64_t i, int n) { store_n(to + i, load_n(q + i, n), n); });
+    }
+}
+
+// One segment for the packed rows. partial r: [0] maximum (-inf: saw nothing), [1] sum, [16..] values.
+template <bool kBf16>
+static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int64_t segment, const float* packed,
+                        int64_t packed_stride, float* scores, float* partials, int64_t partial_stride) {
+    const int64_t start = segment * kSegmentKeys;
+    const int64_t first = first_visible(a, row_position(a, row_begin)) - start;
+    const int64_t past = row_position(a, row_begin + rows - 1) + 1 - start;
+    const int begin = first > 0 ? (first < kSegmentKeys ? static_cast<int>(first) : kSegmentKeys) : 0;
+    const int end = past < kSegmentKeys ? static_cast<int>(past) : kSegmentKeys;
+    if (begin >= end) {
+        for (int r = 0; r < rows; ++r) partials[r * partial_stride] = -__builtin_inff();
+        return;
+    }
+    const size_t element = kBf16 ? 2 : 4;
+    const std::byte* value_blocks[kSegmentKeys / 32] = {};
+    for (int b = begin / 32; b * 32 < end; ++b) {
+        const std::byte* block = a.cache + static_cast<size_t>(a.block_table[start / 32 + b]) * a.block_bytes;
+        const auto head = static_cast<size_t>(a.kv_head) * 32 * element;
+        value_blocks[b] = block + a.v_offset + head * static_cast<size_t>(a.v_head_dim);
+        score_block<kBf16>(packed, packed_stride, rows, a.head_dim, block + head * static_cast<size_t>(a.head_dim),
+                           scores + b * 32);
+    }
+    for (int r = 0; r < rows; ++r) {
+        float* partial = partials + r * partial_stride;
+        if (!row_softmax(a, row_begin + r, start, begin, end, scores + r * kSegmentKeys, partial, partial + 1)) {
+            partial[0] = -__builtin_inff();
+        }
+    }
+    value_block<kBf16>(a, value_blocks, scores, rows, begin, end, partials + 16, partial_stride);
+}
+
+// running (+)= partial.
+CASTIRON_INLINE void merge(float* running, const float* partial, int64_t width) {
+    if (partial[0] == -__builtin_inff()) return;
+    const float top = running[0] > partial[0] ? running[0] : partial[0];
+    const Vec keep_v = exp_negative(set1(running[0] - top));
+    const Vec add_v = exp_negative(set1(partial[0] - top));
+    float factors[32];
+    store(factors, keep_v);
+    store(factors + 16, add_v);
+    running[0] = top;
+    running[1] = __builtin_fmaf(partial[1], factors[16], running[1] * factors[0]);
+    for (int64_t i = 16; i < 16 + width; i += 16) {
+        store(running + i, fma(load(partial + i), add_v, mul(load(running + i), keep_v)));
+    }
+}
+
+CASTIRON_INLINE void clear_partial(float* running, int64_t width) {
+    running[0] = -__builtin_inff();
+    running[1] = 0;
+    for (int64_t i = 16; i < 16 + width; i += 16) store(running + i, zero());
+}
+
+// The sink takes its share of the softmax; then normalise and write.
+CASTIRON_INLINE void finish_row(const AttentionArgs& a, int64_t row, const float* running) {
+    float factor = 1, total = running[1];
+    if (a.sinks != nullptr) {
+        const float sink = a.sinks[row_head(a, row)];
+        const float top = running[0] > sink ? running[0] : sink;
+        float e[16];
+        store(e, exp_negative(set1(running[0] - top)));
+        factor = e[0];
+        store(e, exp_negative(set1(sink - top)));
+        total = total * factor + e[0];
+    }
+    const Vec scale = set1(factor / total);
+    float* out = a.out + row / a.group * a.out_stride + row_head(a, row) * a.v_head_dim;
+    for_each_vec(a.v_head_dim, [&](int64_t i, int n) { store_n(out + i, mul(load(running + 16 + i), scale), n); });
+}
+
+static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t row_end, int64_t segment, float* partials,
+                              int64_t row_stride, float* scratch) {
+    const int rows = static_cast<int>(row_end - row_begin);
+    const int64_t packed_stride = padded16(a.head_dim);
+    float* packed = scratch;
+    float* scores = packed + kMaxAttentionRows * packed_stride;
+    pack_queries(a, row_begin, row_end, packed, packed_stride);
+    if (a.bf16) {
+        run_segment<true>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, row_stride);
+    } else {
+        run_segment<false>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, row_stride);
+    }
+}
+
+static void attention_merge(const AttentionArgs& a, int64_t row, const float* partials, int64_t count, float* scratch) {
+    const int64_t width = padded16(a.v_head_dim);
+    clear_partial(scratch, width);
+    for (int64_t s = 0; s < count; ++s) merge(scratch, partials + s * (16 + width), width);
+    finish_row(a, row, scratch);
+}
+
+static void attention(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* scratch) {
+    const int rows = static_cast<int>(row_end - row_begin);
+    const int64_t packed_stride = padded16(a.head_dim);
+    const int64_t width = padded16(a.v_head_dim), stride = 16 + width;
+    float* packed = scratch;
+    float* scores = packed + kMaxAttentionRows * packed_stride;
+    float* running = scores + kMaxAttentionRows * kSegmentKeys;
+    float* partials = running + kMaxAttentionRows * stride;
+    pack_queries(a, row_begin, row_end, packed, packed_stride);
+    for (int r = 0; r < rows; ++r) clear_partial(running + r * stride, width);
+    const int64_t first = first_visible(a, row_position(a, row_begin)) / kSegmentKeys;
+    const int64_t last = row_position(a, row_end - 1) / kSegmentKeys;
+    for (int64_t segment = first; segment <= last; ++segment) {
+        if (a.bf16) {
+            run_segment<true>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, stride);
+        } else {
+            run_segment<false>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, stride);
+        }
+        for (int r = 0; r < rows; ++r) merge(running + r * stride, partials + r * stride, width);
+    }
+    for (int r = 0; r < rows; ++r) finish_row(a, row_begin + r, running + r * stride);
+}

@@ -1,0 +1,144 @@
+// The inner loops of the host device as one table of functions per instruction set. The ops (ops/*.cc) check,
+// shape and split the work; what a function here gets is valid and in range.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/host/cpu.h"
+
+namespace castiron::host {
+
+enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kGeluErf, kGeluQuick, kRelu, kRelu2, kTanh, kSigmoid };
+
+enum class UnaryFn : uint8_t {
+    kSilu, kGeluTanh, kGeluErf, kGeluQuick, kRelu, kRelu2, kTanh, kSigmoid, kExp, kLog, kSqrt, kRsqrt,
+    kNeg, kAbs, kReciprocal, kSoftplus, kSin, kCos, kErf, kSquare,
+};
+
+enum class BinaryFn : uint8_t { kAdd, kSub, kMul, kDiv, kMin, kMax, kPow };
+
+enum class ReduceFn : uint8_t { kSum, kMean, kMax };
+
+// y = alpha * act(x · wᵀ + bias) + residual, or act(gate) * up where panels alternate gate and up.
+// The unit of work is a block: 16 output columns (one panel, or a pair of panels when gated).
+struct LinearArgs {
+    const float* x = nullptr;
+    int64_t x_stride = 0;  // elements between rows
+    const std::byte* weight = nullptr;
+    bool bf16 = false;     // panel16x2, else panel16 of float32
+    int64_t k = 0;
+    const float* bias = nullptr;      // [n], or [2 * 16 * blocks] when gated; or null
+    const float* residual = nullptr;  // [rows, n] contiguous, may be y; or null
+    float* y = nullptr;               // [rows, n] contiguous
+    int64_t n = 0;
+    Activation activation = Activation::kNone;
+    float alpha = 1.0f;
+    bool gated = false;
+};
+
+// One call covers at most these many rows and blocks; they bound its scratch.
+inline constexpr int64_t kMaxLinearRows = 192;
+inline constexpr int64_t kMaxLinearBlocks = 8;
+// Input features whose weights (16 of them, as float32) stay in the first-level cache.
+inline constexpr int64_t kLinearDepth = 288;
+inline constexpr size_t kLinearScratchFloats =
+    static_cast<size_t>(kMaxLinearRows * kMaxLinearBlocks * 2 * 16 + kLinearDepth * 16 * 2);
+
+struct NormArgs {
+    const float* x = nullptr;
+    const float* residual = nullptr;  // or null
+    const float* weight = nullptr;    // [group] or null
+    const float* bias = nullptr;      // [group] or null; layer norm only
+    float* sum = nullptr;             // x + residual, where there is a residual
+    float* y = nullptr;
+    int64_t columns = 0;
+    int64_t group = 0;
+    float eps = 0;
+};
+
+struct RopeArgs {
+    int heads = 0;
+    int head_dim = 0;
+    int rotary_dim = 0;
+    bool interleaved = false;
+    bool concat_halves = false;
+};
+
+inline constexpr int kSegmentKeys = 256;
+inline constexpr int kMaxAttentionRows = 48;
+
+// One layer's attention over one sequence and one KV head. Packed row r is query token r / group and query head
+// kv_head * group + r % group.
+struct AttentionArgs {
+    const float* q = nullptr;  // the sequence's first row
+    int64_t q_stride = 0;
+    float* out = nullptr;      // the sequence's first row; [T, q_heads * v_head_dim]
+    int64_t out_stride = 0;
+    const std::byte* cache = nullptr;  // the layer's first block
+    size_t block_bytes = 0;            // between blocks of the layer
+    size_t v_offset = 0;               // values behind a block's keys
+    bool bf16 = false;
+    const int32_t* block_table = nullptr;
+    int start_position = 0;            // of query token 0
+    int group = 0;
+    int kv_head = 0;
+    int head_dim = 0;
+    int v_head_dim = 0;
+    float scale = 1;
+    float softcap = 0;
+    int64_t window = 0;
+    int64_t chunk = 0;
+    const float* sinks = nullptr;   // [q_heads] or null
+    const float* slopes = nullptr;  // [q_heads] or null
+};
+
+// A partial result of one row over one segment: maximum, sum, then the weighted values padded to 16.
+[[nodiscard]] constexpr int64_t padded16(int64_t n) { return (n + 15) / 16 * 16; }
+[[nodiscard]] constexpr int64_t attention_partial_floats(int64_t v_head_dim) { return 16 + padded16(v_head_dim); }
+[[nodiscard]] constexpr size_t attention_scratch_floats(int64_t head_dim, int64_t v_head_dim) {
+    return static_cast<size_t>(kMaxAttentionRows *
+                               (padded16(head_dim) + kSegmentKeys + 2 * attention_partial_floats(v_head_dim)));
+}
+
+struct KernelTable {
+    // Rows [row_begin, row_end) and blocks [block_begin, block_end); scratch of kLinearScratchFloats.
+    void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
+                   float* scratch);
+    // Packed rows [row_begin, row_end), at most kMaxAttentionRows, over all keys; writes the output.
+    void (*attention)(const AttentionArgs&, int64_t row_begin, int64_t row_end, float* scratch);
+    // The same rows over one segment; row r's partial goes to partials + (r - row_begin) * row_stride.
+    void (*attention_segment)(const AttentionArgs&, int64_t row_begin, int64_t row_end, int64_t segment,
+                              float* partials, int64_t row_stride, float* scratch);
+    // Merge a row's partials (segments in order, attention_partial_floats apart) and write its output.
+    void (*attention_merge)(const AttentionArgs&, int64_t row, const float* partials, int64_t count, float* scratch);
+
+    void (*rms_norm)(const NormArgs&);   // one row
+    void (*layer_norm)(const NormArgs&);
+    // One row of heads; cos and sin are the position's. x may be y. scratch: rotary_dim floats.
+    void (*rope)(const RopeArgs&, const float* x, float* y, const float* cos, const float* sin, float* scratch);
+    void (*unary)(UnaryFn, const float* x, float* y, int64_t n);
+    // Operands advance by their step, 0 or 1, per element.
+    void (*binary)(BinaryFn, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y, int64_t n);
+    void (*clip)(const float* x, float* y, int64_t n, float low, float high);
+    void (*softmax)(const float* x, float* y, int64_t n);
+    float (*reduce)(ReduceFn, const float* x, int64_t n);
+    // One row: y[n] = a[k] · b[k, n].
+    void (*matmul)(const float* a, const float* b, float* y, int64_t k, int64_t n);
+    // y = x * scale over bf16 weights.
+    void (*scale_bf16)(const uint16_t* x, float* y, int64_t n, float scale);
+};
+
+[[nodiscard]] const KernelTable& kernels_for(Isa isa);
+
+namespace portable {
+const KernelTable& kernel_table();
+}
+namespace avx2 {
+const KernelTable& kernel_table();
+}
+namespace avx512 {
+const KernelTable& kernel_table();
+}
+
+}  // namespace castiron::host

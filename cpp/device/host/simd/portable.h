@@ -1,0 +1,125 @@
+// Sixteen float lanes in plain C++: slow, runs anywhere, and the model that simd/avx2.h and simd/avx512.h are
+// tested against. Tile sizes are those of AVX-512, so that its blocking runs in tests on machines without it.
+// Included inside the ISA's namespace: no guard, no includes.
+
+#define CASTIRON_INLINE static inline
+
+struct Vec {
+    float v[16];
+};
+struct Mask {
+    bool m[16];
+};
+
+inline constexpr int kLanes = 16;
+inline constexpr int kTileRows = 12;
+inline constexpr int kTileVecs = 2;
+inline constexpr int kStreamVecs = 8;
+
+template <typename F>
+CASTIRON_INLINE Vec each(F f) {
+    Vec r;
+    for (int i = 0; i < 16; ++i) r.v[i] = f(i);
+    return r;
+}
+CASTIRON_INLINE float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+CASTIRON_INLINE Vec zero() {
+    return each([](int) { return 0.0f; });
+}
+CASTIRON_INLINE Vec set1(float x) {
+    return each([=](int) { return x; });
+}
+CASTIRON_INLINE Vec lane_index() {
+    return each([](int i) { return static_cast<float>(i); });
+}
+CASTIRON_INLINE Vec load(const float* p) {
+    return each([=](int i) { return p[i]; });
+}
+CASTIRON_INLINE void store(float* p, Vec v) {
+    for (int i = 0; i < 16; ++i) p[i] = v.v[i];
+}
+CASTIRON_INLINE Vec load_n(const float* p, int n) {
+    return each([=](int i) { return i < n ? p[i] : 0.0f; });
+}
+CASTIRON_INLINE void store_n(float* p, Vec v, int n) {
+    for (int i = 0; i < n && i < 16; ++i) p[i] = v.v[i];
+}
+CASTIRON_INLINE Vec load_bf16(const uint16_t* p) {
+    return each([=](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
+}
+CASTIRON_INLINE Vec load_pair_even(const uint16_t* p) {
+    return each([=](int i) { return from_bits(static_cast<uint32_t>(p[2 * i]) << 16); });
+}
+CASTIRON_INLINE Vec load_pair_odd(const uint16_t* p) {
+    return each([=](int i) { return from_bits(static_cast<uint32_t>(p[2 * i + 1]) << 16); });
+}
+CASTIRON_INLINE Vec add(Vec a, Vec b) {
+    return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+CASTIRON_INLINE Vec sub(Vec a, Vec b) {
+    return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+CASTIRON_INLINE Vec mul(Vec a, Vec b) {
+    return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+CASTIRON_INLINE Vec div(Vec a, Vec b) {
+    return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+CASTIRON_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+CASTIRON_INLINE Vec fnma(Vec a, Vec b, Vec c) {
+    return each([&](int i) { return __builtin_fmaf(-a.v[i], b.v[i], c.v[i]); });
+}
+CASTIRON_INLINE Vec min(Vec a, Vec b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+CASTIRON_INLINE Vec max(Vec a, Vec b) {
+    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+CASTIRON_INLINE Vec sqrt(Vec a) {
+    return each([&](int i) { return __builtin_sqrtf(a.v[i]); });
+}
+CASTIRON_INLINE Vec round(Vec a) {
+    return each([&](int i) { return __builtin_rintf(a.v[i]); });
+}
+CASTIRON_INLINE Vec abs(Vec a) {
+    return each([&](int i) { return __builtin_fabsf(a.v[i]); });
+}
+CASTIRON_INLINE Vec neg(Vec a) {
+    return each([&](int i) { return -a.v[i]; });
+}
+CASTIRON_INLINE Vec copysign(Vec magnitude, Vec sign) {
+    return each([&](int i) { return __builtin_copysignf(magnitude.v[i], sign.v[i]); });
+}
+// The vector units turn what no int can hold into INT_MIN.
+CASTIRON_INLINE Vec pow2(Vec n) {
+    return each([&](int i) {
+        const float f = n.v[i];
+        const uint32_t whole = f >= -2147483648.0f && f < 2147483648.0f ? static_cast<uint32_t>(static_cast<int>(f))
+                                                                        : 0x80000000u;
+        return from_bits((whole + 127u) << 23);
+    });
+}
+CASTIRON_INLINE Mask less(Vec a, Vec b) {
+    Mask r;
+    for (int i = 0; i < 16; ++i) r.m[i] = a.v[i] < b.v[i];
+    return r;
+}
+CASTIRON_INLINE Vec select(const Mask& m, Vec if_set, Vec if_clear) {
+    return each([&](int i) { return m.m[i] ? if_set.v[i] : if_clear.v[i]; });
+}
+CASTIRON_INLINE float sum(Vec v) {
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) v.v[i] = v.v[i] + v.v[i + half];
+    }
+    return v.v[0];
+}
+CASTIRON_INLINE float largest(Vec v) {
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) v.v[i] = v.v[i] > v.v[i + half] ? v.v[i] : v.v[i + half];
+    }
+    return v.v[0];
+}
+CASTIRON_INLINE void prefetch(const void*) {}
