@@ -14,7 +14,8 @@ from .program import Limits
 #: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
 FORMAT_VERSION = (1, 0)
 
-Text = Annotated[str, Field(max_length=4096)]
+# No control characters: these are printed on terminals.
+Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 EntryName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_./-]{0,255}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

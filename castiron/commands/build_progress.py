@@ -62,8 +62,8 @@ class RichProgress:
             rows.add_row("[bold]total[/]", total, "reserved when the engine starts")
             print_(rows)
         print_(
-            f"Engine on disk {human_bytes(plan.disk_bytes)}; this build needs {human_bytes(plan.peak_bytes)} of "
-            "memory beyond its libraries"
+            f"Engine on disk {human_bytes(plan.disk_bytes)}; this build needs {human_bytes(plan.peak_bytes)} "
+            "of memory beyond its libraries"
         )
 
     def start(self, phase: str, total: int | None) -> None:

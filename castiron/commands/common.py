@@ -38,6 +38,13 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     return made
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with whatever would steer a terminal replaced; engines come from anywhere."""
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
+
+
 def human_bytes(count: int) -> str:
     """Return a size as people read it: 1.23 GiB."""
     size = float(count)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import console, engine_argument, human_bytes, human_count, json_option, print_json, table
+from .common import (
+    console,
+    engine_argument,
+    human_bytes,
+    human_count,
+    json_option,
+    print_json,
+    printable,
+    table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,7 +157,7 @@ def _show_programs(out: Console, summary: dict[str, Any]) -> None:
             operands = " ".join([*step["inputs"], *(f"<{name}>" for name in step["weights"])])
             results = ", ".join(step["outputs"]) or "(cache)"
             line = f"{index:4d}  {results} = {step['kernel']}({operands}) {attrs}"
-            out.print(escape(line), soft_wrap=True)
+            out.print(escape(printable(line)), soft_wrap=True)
 
 
 def _show_report(out: Console, summary: dict[str, Any]) -> None:
@@ -157,7 +166,7 @@ def _show_report(out: Console, summary: dict[str, Any]) -> None:
     if summary["passes"]:
         passes = table("Passes", "pass", "applied", right=("applied",))
         for item in summary["passes"]:
-            passes.add_row(escape(str(item.get("name"))), str(item.get("applied")))
+            passes.add_row(escape(printable(str(item.get("name")))), str(item.get("applied")))
         out.print(passes)
     show_decisions(out, summary["decisions"])
 
@@ -169,7 +178,7 @@ def show_decisions(out: Console, decisions: list[dict[str, Any]]) -> None:
     if decisions:
         shown = table("Decisions", "what", "choice", "why")
         for item in decisions:
-            shown.add_row(*(escape(str(item.get(key, ""))) for key in ("what", "choice", "why")))
+            shown.add_row(*(escape(printable(str(item.get(key, "")))) for key in ("what", "choice", "why")))
         out.print(shown)
 
 

@@ -9,6 +9,7 @@ mutation.
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import io
 import json
@@ -214,10 +215,10 @@ class Fuzzer:
         for _ in range(self.random.choice((1, 1, 2, 3))):
             holder, key = self.pick(value)
             if holder is None:
-                return self.random.choice(_ATOMS)
+                return copy.deepcopy(self.random.choice(_ATOMS))
             action = self.random.random()
             if action < 0.5:
-                holder[key] = self.random.choice(_ATOMS)
+                holder[key] = copy.deepcopy(self.random.choice(_ATOMS))
             elif action < 0.6 and isinstance(holder[key], int) and not isinstance(holder[key], bool):
                 holder[key] += self.random.choice((-64, -1, 1, 64))
             elif action < 0.7:
@@ -225,7 +226,7 @@ class Fuzzer:
             elif action < 0.8 and isinstance(holder, dict):
                 holder[self.random.choice(("", "x", "__metadata__", "\ud800", "a" * 600))] = holder.pop(key)
             elif action < 0.9 and isinstance(holder, list):
-                holder.insert(self.random.randrange(len(holder) + 1), holder[key])
+                holder.insert(self.random.randrange(len(holder) + 1), copy.deepcopy(holder[key]))
             elif isinstance(holder, list):
                 other = self.random.randrange(len(holder))
                 holder[key], holder[other] = holder[other], holder[key]
