@@ -26,8 +26,8 @@ MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 20
 _CODES = {"f32": ("F32", 4), "bf16": ("BF16", 2)}
 _SIZES = dict(_CODES.values())
-#: (name, bytes done, bytes in all), after every chunk.
-Progress = Callable[[str, int, int], None]
+#: Called with (bytes done, bytes in all) after every chunk.
+Progress = Callable[[int, int], None]
 
 
 class PackedSource(Protocol):
@@ -104,7 +104,7 @@ def write_weights(
                     hashing.result()
                 done += view.nbytes
                 if progress is not None:
-                    progress(source.name, done, total)
+                    progress(done, total)
             if written != source.nbytes:
                 over = "over " if written > source.nbytes else ""
                 raise BuildError(
