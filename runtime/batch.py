@@ -28,15 +28,22 @@ class Batch:
         prompts: token ids of each prompt, or None where ``texts`` has a text.
         texts: text of each prompt, or None where ``prompts`` has ids.
         params: how to decode, for all of them.
+        default_max_tokens: for params that leave ``max_tokens`` open; None = as many as fit.
     """
 
     def __init__(
-        self, session: Session, prompts: Sequence[Any], texts: Sequence[str | None], params: SamplingParams
+        self,
+        session: Session,
+        prompts: Sequence[Any],
+        texts: Sequence[str | None],
+        params: SamplingParams,
+        default_max_tokens: int | None = None,
     ) -> None:
         self._session = session
         self._prompts = prompts
         self._texts = texts
         self._params = params
+        self._default_max_tokens = default_max_tokens
         self._running: dict[_Key, Request] = {}
         self._results: list[RequestOutput] = []
 
@@ -105,7 +112,7 @@ class Batch:
         try:
             if text is not None:
                 prompt = self._session.need_tokenizer().encode(text)
-            ids, checked = self._session.check(prompt, params)
+            ids, checked = self._session.check(prompt, params, self._default_max_tokens)
             for k in range(params.n):
                 self._running[i, k] = self._session.submit(ids, checked.for_output(k), make_sink((i, k)))
         except RequestError as e:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .session import Session
     from .tokenizer import Tokenizer
 
+#: A call that says nothing about length should come back soon.
+_DEFAULT_MAX_TOKENS = 128
 _FIELDS = frozenset(f.name for f in fields(SamplingParams))
 #: TensorRT-LLM's names for what SamplingParams calls otherwise.
 _ALIASES = {"max_new_tokens": "max_tokens", "random_seed": "seed", "num_return_sequences": "n"}
@@ -113,7 +115,7 @@ class ModelRunner:
         Args:
             input_ids: ``[1, 2, 3]``, ``[[1, 2], [3]]``, or numpy arrays / tensors of the same shapes.
             prompts: a text or several, instead of ``input_ids``; BOS is added as the checkpoint says.
-            sampling_params: how to decode; greedy, 128 new tokens by default.
+            sampling_params: how to decode; without it greedy, and 128 new tokens or as many as fit.
             streaming: give an iterator of partial results instead: each is the whole result of one prompt so
                 far, with what is new in ``outputs[k].text_diff`` and ``token_ids_diff``.
             options: any field of SamplingParams, which then overrides ``sampling_params``; also
@@ -130,7 +132,8 @@ class ModelRunner:
             EngineError: the runner is closed or its engine has failed.
         """
         params = _merge(sampling_params, options)
-        batch = Batch(self._session, *_prompts(input_ids, prompts), params)
+        cap = None if sampling_params is not None else _DEFAULT_MAX_TOKENS
+        batch = Batch(self._session, *_prompts(input_ids, prompts), params, cap)
         return batch.stream() if streaming else batch.run()
 
     def chat(

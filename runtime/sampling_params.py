@@ -51,7 +51,7 @@ class SamplingParams:
         allowed.
     """
 
-    max_tokens: int | None = 128
+    max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0

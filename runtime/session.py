@@ -92,8 +92,13 @@ class Session:
         """Call ``hook`` on the session's thread after the updates of each poll."""
         self._after_batch.append(hook)
 
-    def check(self, prompt_ids: Any, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+    def check(
+        self, prompt_ids: Any, params: SamplingParams, default_max_tokens: int | None = None
+    ) -> tuple[list[int], SamplingParams]:
         """A prompt as a list of ids and the parameters with ``max_tokens`` resolved.
+
+        Args:
+            default_max_tokens: instead of as many as fit, when ``params`` says nothing; lowered to what fits.
 
         Raises:
             ParameterError: ids that are none of the vocabulary, stop strings without a tokenizer.
@@ -121,7 +126,9 @@ class Session:
                     f"{self.info.vocab_size}",
                     param="stop_token_ids",
                 )
-        resolved = replace(params, max_tokens=limit - len(ids) if asked is None else asked)
+        if asked is None:
+            asked = min(limit - len(ids), default_max_tokens or limit)
+        resolved = replace(params, max_tokens=asked)
         return ids, resolved
 
     def submit(
