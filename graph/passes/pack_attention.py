@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 
 from castiron.errors import BuildError
 
+from .linear_columns import rows_of_linear
 from .rewriter import (
     CASTIRON,
     Node,
@@ -200,7 +201,7 @@ class _Packer:
         rewriter = self.rewriter
         heads, width = _heads(tensor)
         target = ["T", heads * width]
-        moved = self._through(tensor, self.rows, heads, width)
+        moved = self._through(tensor, self.rows, heads, width) or rows_of_linear(rewriter, tensor, 2)
         if moved is not None:
             return moved
         transpose = produced_by(tensor, "Transpose")
@@ -218,7 +219,7 @@ class _Packer:
     def _token_major(self, tensor: Tensor) -> Tensor:
         """[1, T, H, D] as rows."""
         heads, width = (int(d) for d in shape_of(tensor)[2:])
-        moved = self._through(tensor, self._token_major, heads, width)
+        moved = self._through(tensor, self._token_major, heads, width) or rows_of_linear(self.rewriter, tensor, 1)
         if moved is not None:
             return moved
         return self.rewriter.reshape(tensor, ["T", heads * width], f"{tensor.name}.rows")

@@ -36,6 +36,7 @@ PASSES: tuple[Pass, ...] = (
     tabulate_positions,
     clean_up,
     fold_partial_rope,
+    clean_up,
     pack_attention,
     clean_up,
     drop_batch,
