@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,6 @@ def command(model: str, output_dir: Path | None, as_json: bool, **options: Any) 
     screen = console(stderr=as_json)
     progress = RichProgress(screen)
     with progress:
-        progress.start("importing torch and transformers", None)
         from castiron.build import BuildOptions, build
 
         report = build(model, output_dir or Path("engine"), BuildOptions(**options), progress=progress)
@@ -103,7 +103,10 @@ def show_report(out: Console, report: BuildReport) -> None:
     from rich.markup import escape
 
     plan = report.plan
-    passes = [f"{name} ×{count}" for name, count in report.passes if count]
+    applied: Counter[str] = Counter()
+    for name, count in report.passes:
+        applied[name] += count
+    passes = [f"{name} ×{count}" for name, count in applied.items() if count]
     if passes:
         out.print(f"[bold]Passes[/] {escape(', '.join(passes))}")
     show_decisions(out, list(report.decisions))
@@ -120,8 +123,9 @@ def show_report(out: Console, report: BuildReport) -> None:
     if report.dry_run:
         out.print("Dry run: nothing was written.")
         return
+    size = sum(file.stat().st_size for file in Path(report.output_dir).iterdir())
     out.print(
         f"[bold green]Built[/] {escape(report.output_dir)}: {escape(plan.architecture)}, "
-        f"{human_count(plan.parameters)} parameters, {human_bytes(plan.disk_bytes)}"
+        f"{human_count(plan.parameters)} parameters, {human_bytes(size)}"
     )
     out.print(f'Next: castiron run {escape(report.output_dir)} --prompt "…"', style="dim")
