@@ -21,7 +21,9 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
     return r;
 }
 
-bool bit(uint32_t word, int index) { return ((word >> index) & 1u) != 0; }
+bool bit(uint32_t word, int index) {
+    return ((word >> index) & 1u) != 0;
+}
 
 // XCR0: the register states that the operating system saves. Needs OSXSAVE.
 uint64_t saved_states() {
@@ -50,14 +52,19 @@ bool detect(Isa isa) {
 
 std::string_view isa_name(Isa isa) {
     switch (isa) {
-        case Isa::kPortable: return "portable";
-        case Isa::kAvx2: return "avx2";
-        case Isa::kAvx512: return "avx512";
+        case Isa::kPortable:
+            return "portable";
+        case Isa::kAvx2:
+            return "avx2";
+        case Isa::kAvx512:
+            return "avx512";
     }
     return "?";
 }
 
-bool cpu_supports(Isa isa) { return detect(isa); }
+bool cpu_supports(Isa isa) {
+    return detect(isa);
+}
 
 Isa choose_isa(const std::string& name) {
     if (name.empty()) {
@@ -69,7 +76,8 @@ Isa choose_isa(const std::string& name) {
     for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
         if (name != isa_name(isa)) continue;
         if (!cpu_supports(isa)) {
-            throw std::invalid_argument("isa '" + name + "' was asked for, but this machine does not support it");
+            throw std::invalid_argument("isa '" + name +
+                                        "' was asked for, but this machine does not support it");
         }
         return isa;
     }
@@ -84,7 +92,8 @@ std::vector<int> usable_cpus() {
     std::set<std::string> cores;
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
         if (!CPU_ISSET(static_cast<size_t>(cpu), &set)) continue;
-        std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+        std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                           "/topology/thread_siblings_list");
         std::string siblings;
         if (!std::getline(file, siblings) || cores.insert(siblings).second) cpus.push_back(cpu);
     }

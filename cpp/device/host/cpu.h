@@ -14,8 +14,8 @@ enum class Isa { kPortable, kAvx2, kAvx512 };
 // Whether the CPU and the operating system (saved register state) support the instruction set.
 [[nodiscard]] bool cpu_supports(Isa isa);
 
-// "" chooses the best supported one; a name forces it. Throws std::invalid_argument for an unknown name, or for
-// an instruction set that this machine lacks.
+// "" chooses the best supported one; a name forces it. Throws std::invalid_argument for an unknown name, or
+// for an instruction set that this machine lacks.
 [[nodiscard]] Isa choose_isa(const std::string& name);
 
 // The logical CPUs this process may run on, one per physical core where siblings are known: a second hardware

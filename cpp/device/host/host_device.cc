@@ -16,12 +16,14 @@ namespace host {
 namespace {
 
 int thread_count(const HostOptions& options, const std::vector<int>& cpus) {
-    if (options.num_threads < 0 || options.num_threads > 1024) throw std::invalid_argument("num_threads must be 0 to 1024");
+    if (options.num_threads < 0 || options.num_threads > 1024)
+        throw std::invalid_argument("num_threads must be 0 to 1024");
     return options.num_threads > 0 ? options.num_threads : static_cast<int>(cpus.size());
 }
 
 const Operand* find(const std::vector<Operand>& values, const char* name) {
-    const auto it = std::find_if(values.begin(), values.end(), [&](const Operand& o) { return o.name == name; });
+    const auto it =
+        std::find_if(values.begin(), values.end(), [&](const Operand& o) { return o.name == name; });
     return it == values.end() ? nullptr : &*it;
 }
 
@@ -71,7 +73,8 @@ public:
         context.workspace = reinterpret_cast<float*>(workspace_.data());
         pool_.run([this, context](int part) { walk(context, part); });
         if (const char* fault = fault_.load(std::memory_order_relaxed)) throw std::out_of_range(fault);
-        return {reinterpret_cast<const float*>(arena_.data() + logits_->offset), rows * static_cast<size_t>(program_->vocab_size)};
+        return {reinterpret_cast<const float*>(arena_.data() + logits_->offset),
+                rows * static_cast<size_t>(program_->vocab_size)};
     }
 
 private:
@@ -84,11 +87,14 @@ private:
     void bind_io() {
         const std::vector<Dim> per_token{Dim{Dim::kTokens}}, per_row{Dim{Dim::kRows}};
         const std::vector<Dim> logits{Dim{Dim::kRows}, Dim{program_->vocab_size}};
-        const auto bind = [&](const char* name, DType dtype, const std::vector<Dim>& shape, bool required) -> const Operand* {
+        const auto bind = [&](const char* name, DType dtype, const std::vector<Dim>& shape,
+                              bool required) -> const Operand* {
             const Operand* o = find(values_, name);
-            if (o == nullptr && required) throw std::invalid_argument(std::string("the program has no value '") + name + "'");
+            if (o == nullptr && required)
+                throw std::invalid_argument(std::string("the program has no value '") + name + "'");
             if (o != nullptr && (o->dtype != dtype || o->shape != shape || o->view)) {
-                throw std::invalid_argument(std::string("value '") + name + "' has shape " + shape_text(o->shape) +
+                throw std::invalid_argument(std::string("value '") + name + "' has shape " +
+                                            shape_text(o->shape) +
                                             " or a dtype other than expected: " + shape_text(shape));
             }
             return o;
@@ -108,7 +114,8 @@ private:
         }
         // Whole pages for each thread: their scratch never shares a cache line.
         scratch_floats_ = (scratch_floats_ + 1023) / 1024 * 1024;
-        scratch_ = HugeBuffer(scratch_floats_ * sizeof(float) * static_cast<size_t>(pool_.size()), huge_pages_);
+        scratch_ =
+            HugeBuffer(scratch_floats_ * sizeof(float) * static_cast<size_t>(pool_.size()), huge_pages_);
         workspace_ = HugeBuffer(workspace * sizeof(float), huge_pages_);
         counters_ = std::vector<Counter>(ops_.size() * kMaxPhases);
     }
@@ -124,13 +131,15 @@ private:
         pool_.run([&](int) {
             for (size_t i = next.fetch_add(1); i < pieces.size(); i = next.fetch_add(1)) {
                 const auto [w, at] = pieces[i];
-                std::memcpy(weights_.data() + w->offset + at, w->weight->data + at, std::min(kPiece, w->bytes - at));
+                std::memcpy(weights_.data() + w->offset + at, w->weight->data + at,
+                            std::min(kPiece, w->bytes - at));
             }
         });
     }
 
     void walk(StepContext context, int part) {
-        Lane lane{part, pool_.size(), reinterpret_cast<float*>(scratch_.data()) + scratch_floats_ * static_cast<size_t>(part)};
+        Lane lane{part, pool_.size(),
+                  reinterpret_cast<float*>(scratch_.data()) + scratch_floats_ * static_cast<size_t>(part)};
         for (size_t i = 0; i < ops_.size(); ++i) {
             const int phases = ops_[i]->phases(context, lane.parts);
             for (int phase = 0; phase < phases; ++phase) {
@@ -142,7 +151,8 @@ private:
     }
 
     void fill(const Operand* to, std::span<const int32_t> from) {
-        if (to != nullptr && !from.empty()) std::memcpy(arena_.data() + to->offset, from.data(), from.size_bytes());
+        if (to != nullptr && !from.empty())
+            std::memcpy(arena_.data() + to->offset, from.data(), from.size_bytes());
     }
 
     // The runtime is trusted to be right, but an index that is not would write into another request's cache.
@@ -150,11 +160,13 @@ private:
         const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
         const Limits& limits = program_->limits;
         const size_t tokens = batch.token_ids.size();
-        if (tokens > static_cast<size_t>(limits.max_num_tokens)) fail(std::to_string(tokens) + " tokens pass max_num_tokens");
+        if (tokens > static_cast<size_t>(limits.max_num_tokens))
+            fail(std::to_string(tokens) + " tokens pass max_num_tokens");
         if (batch.logit_rows.size() > static_cast<size_t>(limits.max_logit_rows)) fail("too many logit rows");
         if (batch.positions.size() != tokens) fail("positions and token_ids differ in length");
         for (const int32_t row : batch.logit_rows) {
-            if (row < 0 || static_cast<size_t>(row) >= tokens) fail("logit row " + std::to_string(row) + " is out of range");
+            if (row < 0 || static_cast<size_t>(row) >= tokens)
+                fail("logit row " + std::to_string(row) + " is out of range");
         }
         int64_t next = 0;
         for (const SequenceSlice& s : batch.sequences) {
@@ -167,7 +179,8 @@ private:
             if (static_cast<int64_t>(s.block_table.size()) < blocks) fail("a block table is too short");
             for (int64_t b = 0; b < blocks; ++b) {
                 const int32_t block = s.block_table[static_cast<size_t>(b)];
-                if (block < 0 || block >= kv_.num_blocks()) fail("KV block " + std::to_string(block) + " is outside the pool");
+                if (block < 0 || block >= kv_.num_blocks())
+                    fail("KV block " + std::to_string(block) + " is outside the pool");
             }
         }
         if (next != static_cast<int64_t>(tokens)) fail("sequences do not cover all rows");

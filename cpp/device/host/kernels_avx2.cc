@@ -13,10 +13,10 @@ namespace castiron::host::avx2 {
 
 static_assert(kTileRows == CASTIRON_TILE_ROWS);
 
-#include "device/host/kernels/math.inl"
-#include "device/host/kernels/linear.inl"
-#include "device/host/kernels/rows.inl"
 #include "device/host/kernels/attention.inl"
+#include "device/host/kernels/linear.inl"
+#include "device/host/kernels/math.inl"
+#include "device/host/kernels/rows.inl"
 
 const KernelTable& kernel_table() {
     static constexpr KernelTable table = {

@@ -1,5 +1,5 @@
-// The kernels for portable. Compiled with its own -m flags (CMakeLists.txt): everything here, and everything it
-// includes, lives in this namespace, so that no function built for it can be linked into the rest.
+// The kernels for portable. Compiled with its own -m flags (CMakeLists.txt): everything here, and everything
+// it includes, lives in this namespace, so that no function built for it can be linked into the rest.
 #include <immintrin.h>
 #include <math.h>
 
@@ -13,10 +13,10 @@ namespace castiron::host::portable {
 
 static_assert(kTileRows == CASTIRON_TILE_ROWS);
 
-#include "device/host/kernels/math.inl"
-#include "device/host/kernels/linear.inl"
-#include "device/host/kernels/rows.inl"
 #include "device/host/kernels/attention.inl"
+#include "device/host/kernels/linear.inl"
+#include "device/host/kernels/math.inl"
+#include "device/host/kernels/rows.inl"
 
 const KernelTable& kernel_table() {
     static constexpr KernelTable table = {

@@ -19,8 +19,12 @@ uint16_t to_bf16(float value) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-float store_as(float value, float*) { return value; }
-uint16_t store_as(float value, uint16_t*) { return to_bf16(value); }
+float store_as(float value, float*) {
+    return value;
+}
+uint16_t store_as(float value, uint16_t*) {
+    return to_bf16(value);
+}
 
 template <typename T>
 void write_token(const KvCache::LayerView& l, std::byte* block, int slot, const float* k, const float* v) {
@@ -40,9 +44,11 @@ void write_token(const KvCache::LayerView& l, std::byte* block, int slot, const 
 KvCache::KvCache(const std::vector<KvLayer>& layers) {
     for (const KvLayer& layer : layers) {
         const auto in = [](int value) { return value >= 1 && value <= 4096; };
-        if (!in(layer.kv_heads) || !in(layer.head_dim) || !in(layer.v_head_dim) || layer.dtype == DType::kI32) {
-            throw std::invalid_argument("KV layer " + std::to_string(layers_.size()) +
-                                        ": kv_heads, head_dim and v_head_dim must be 1 to 4096, dtype f32 or bf16");
+        if (!in(layer.kv_heads) || !in(layer.head_dim) || !in(layer.v_head_dim) ||
+            layer.dtype == DType::kI32) {
+            throw std::invalid_argument(
+                "KV layer " + std::to_string(layers_.size()) +
+                ": kv_heads, head_dim and v_head_dim must be 1 to 4096, dtype f32 or bf16");
         }
         LayerView view;
         view.shape = layer;
@@ -60,7 +66,8 @@ KvCache::KvCache(const std::vector<KvLayer>& layers) {
 void KvCache::reserve(int num_blocks, bool huge_pages) {
     if (num_blocks < 1) throw std::invalid_argument("a KV pool needs at least one block");
     uint64_t bytes = 0;
-    if (__builtin_mul_overflow(block_bytes_, static_cast<uint64_t>(num_blocks), &bytes) || bytes > uint64_t{1} << 46) {
+    if (__builtin_mul_overflow(block_bytes_, static_cast<uint64_t>(num_blocks), &bytes) ||
+        bytes > uint64_t{1} << 46) {
         throw std::invalid_argument("a KV pool of " + std::to_string(num_blocks) + " blocks of " +
                                     std::to_string(block_bytes_) + " bytes is too large");
     }
@@ -69,11 +76,13 @@ void KvCache::reserve(int num_blocks, bool huge_pages) {
 }
 
 void KvCache::copy_block(int from, int to) {
-    if (from < 0 || to < 0 || from >= num_blocks_ || to >= num_blocks_) throw std::invalid_argument("KV block out of range");
+    if (from < 0 || to < 0 || from >= num_blocks_ || to >= num_blocks_)
+        throw std::invalid_argument("KV block out of range");
     if (from == to) return;
     for (size_t i = 0; i < layers_.size(); ++i) {
         const size_t bytes = layers_[i].block_bytes;
-        std::memcpy(data(i) + static_cast<size_t>(to) * bytes, data(i) + static_cast<size_t>(from) * bytes, bytes);
+        std::memcpy(data(i) + static_cast<size_t>(to) * bytes, data(i) + static_cast<size_t>(from) * bytes,
+                    bytes);
     }
 }
 

@@ -18,8 +18,8 @@ public:
     struct LayerView {
         KvLayer shape;
         bool bf16 = false;
-        size_t block_bytes = 0;  // of this layer
-        size_t v_offset = 0;     // values behind the keys
+        size_t block_bytes = 0;    // of this layer
+        size_t v_offset = 0;       // values behind the keys
         uint64_t pool_offset = 0;  // of the layer's first block, per block of the pool
     };
 

@@ -19,7 +19,8 @@ HugeBuffer::HugeBuffer(size_t bytes, bool huge_pages) : bytes_(bytes) {
     const size_t align = huge ? kHugePage : 4096;
     const size_t rounded = (bytes + align - 1) / align * align;
     map_bytes_ = rounded + (huge ? kHugePage : 0);
-    map_ = mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    map_ =
+        mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map_ == MAP_FAILED) {
         map_ = nullptr;
         throw std::bad_alloc();

@@ -1,4 +1,5 @@
-// One step of a program, bound to a device: checked once when the device is made, run many times by all threads.
+// One step of a program, bound to a device: checked once when the device is made, run many times by all
+// threads.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@ struct StepContext {
     std::byte* arena = nullptr;
     const Batch* batch = nullptr;
     const KvCache* kv = nullptr;
-    std::atomic<int64_t>* counter = nullptr;  // hands out this phase's work units, from 0
+    std::atomic<int64_t>* counter = nullptr;    // hands out this phase's work units, from 0
     std::atomic<const char*>* fault = nullptr;  // set by an op that met an index out of range
     float* workspace = nullptr;                 // shared by all threads, Op::workspace_floats of it
 
@@ -33,8 +34,12 @@ struct StepContext {
         return n;
     }
     [[nodiscard]] float* f32(const Operand& o) const { return reinterpret_cast<float*>(arena + o.offset); }
-    [[nodiscard]] int32_t* i32(const Operand& o) const { return reinterpret_cast<int32_t*>(arena + o.offset); }
-    [[nodiscard]] int64_t next(int64_t count = 1) const { return counter->fetch_add(count, std::memory_order_relaxed); }
+    [[nodiscard]] int32_t* i32(const Operand& o) const {
+        return reinterpret_cast<int32_t*>(arena + o.offset);
+    }
+    [[nodiscard]] int64_t next(int64_t count = 1) const {
+        return counter->fetch_add(count, std::memory_order_relaxed);
+    }
     void report(const char* what) const { fault->store(what, std::memory_order_relaxed); }
 };
 

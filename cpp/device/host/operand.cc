@@ -7,7 +7,9 @@ namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
-[[noreturn]] void fail(const std::string& what) { throw std::invalid_argument(what); }
+[[noreturn]] void fail(const std::string& what) {
+    throw std::invalid_argument(what);
+}
 
 // Product that refuses to pass kMaxElements.
 int64_t product(int64_t a, int64_t b, const std::string& name) {
@@ -21,8 +23,10 @@ void check_limits(const Program& p) {
     const auto in = [](int value, int high) { return value >= 1 && value <= high; };
     if (!in(l.max_batch_size, 65536) || !in(l.max_num_tokens, 1 << 20) || !in(l.max_logit_rows, 1 << 20) ||
         !in(l.max_seq_len, 1 << 24)) {
-        fail("program limits are out of range: expected max_batch_size <= 65536, max_num_tokens and max_logit_rows <= "
-             "2^20, max_seq_len <= 2^24, all at least 1");
+        fail(
+            "program limits are out of range: expected max_batch_size <= 65536, max_num_tokens and "
+            "max_logit_rows <= "
+            "2^20, max_seq_len <= 2^24, all at least 1");
     }
 }
 
@@ -39,14 +43,16 @@ Operand resolve(const Program& program, const Value& value) {
         if (d.value < 1 && d.value != Dim::kTokens && d.value != Dim::kRows) {
             fail(where + ": shape " + shape_text(value.shape) + ": sizes are at least 1, or T or N");
         }
-        elements = product(elements, d.bind(program.limits.max_num_tokens, program.limits.max_logit_rows), where);
+        elements =
+            product(elements, d.bind(program.limits.max_num_tokens, program.limits.max_logit_rows), where);
     }
     const int64_t rows = value.shape[0].bind(program.limits.max_num_tokens, program.limits.max_logit_rows);
 
     if (value.base < 0) {
         o.row_stride = value.shape.size() == 2 && !value.shape[1].symbolic() ? value.shape[1].value : 0;
         o.offset = value.offset;
-        if (o.offset % 64 != 0) fail(where + ": offset " + std::to_string(o.offset) + " is not 64-byte aligned");
+        if (o.offset % 64 != 0)
+            fail(where + ": offset " + std::to_string(o.offset) + " is not 64-byte aligned");
         o.end = o.offset + static_cast<uint64_t>(elements) * 4;
     } else {
         o.view = true;
@@ -54,13 +60,15 @@ Operand resolve(const Program& program, const Value& value) {
         const Value* at = &value;
         // A view on a view is fine, a cycle is not: more hops than values means one.
         for (size_t hops = 0; at->base >= 0; ++hops) {
-            if (static_cast<size_t>(at->base) >= program.values.size()) fail(where + ": its base does not exist");
+            if (static_cast<size_t>(at->base) >= program.values.size())
+                fail(where + ": its base does not exist");
             if (hops > program.values.size()) fail(where + ": is a view on itself");
             const Value& base = program.values[static_cast<size_t>(at->base)];
             if (at->shape.size() != 2 || base.shape.size() != 2 || base.shape[0] != at->shape[0]) {
                 fail(where + ": a view and its base are two-dimensional with the same rows");
             }
-            if (at->shape[1].symbolic() || base.shape[1].symbolic()) fail(where + ": a view has columns of known number");
+            if (at->shape[1].symbolic() || base.shape[1].symbolic())
+                fail(where + ": a view has columns of known number");
             if (base.dtype != value.dtype) fail(where + ": a view has its base's dtype");
             const int64_t width = at->shape[1].value, base_width = base.shape[1].value;
             if (at->column > static_cast<uint64_t>(kMaxElements) ||
@@ -71,7 +79,8 @@ Operand resolve(const Program& program, const Value& value) {
             column += at->column;
             at = &base;
         }
-        if (at->offset % 64 != 0 || at->offset > program.arena_bytes) fail(where + ": its base has a bad offset");
+        if (at->offset % 64 != 0 || at->offset > program.arena_bytes)
+            fail(where + ": its base has a bad offset");
         o.row_stride = at->shape[1].value;
         o.offset = at->offset + column * 4;
         const int64_t span = product(rows - 1, o.row_stride, where) + value.shape[1].value;
@@ -98,7 +107,8 @@ std::string shape_text(const std::vector<Dim>& shape) {
 
 std::vector<Operand> resolve_values(const Program& program) {
     check_limits(program);
-    if (program.arena_bytes > uint64_t{1} << 46) fail("arena of " + std::to_string(program.arena_bytes) + " bytes");
+    if (program.arena_bytes > uint64_t{1} << 46)
+        fail("arena of " + std::to_string(program.arena_bytes) + " bytes");
     std::vector<Operand> operands;
     operands.reserve(program.values.size());
     for (const Value& value : program.values) operands.push_back(resolve(program, value));
@@ -111,7 +121,8 @@ std::vector<ResolvedWeight> resolve_weights(const Program& program) {
     uint64_t offset = 0;
     for (const Weight& weight : program.weights) {
         const std::string where = "weight '" + weight.name + "'";
-        if (weight.dtype != DType::kF32 && weight.dtype != DType::kBF16) fail(where + ": dtype must be f32 or bf16");
+        if (weight.dtype != DType::kF32 && weight.dtype != DType::kBF16)
+            fail(where + ": dtype must be f32 or bf16");
         if (weight.shape.empty() || weight.shape.size() > 6) fail(where + ": expected 1 to 6 axes");
         for (const int64_t d : weight.shape) {
             if (d < 1 || d > kMaxElements) fail(where + ": sizes must be at least 1");
@@ -122,7 +133,8 @@ std::vector<ResolvedWeight> resolve_weights(const Program& program) {
         } else {
             const bool pairs = weight.layout == Layout::kPanel16x2;
             if (weight.shape.size() != 2) fail(where + ": panel layouts hold matrices");
-            if (pairs != (weight.dtype == DType::kBF16)) fail(where + ": panel16 is for f32, panel16x2 for bf16");
+            if (pairs != (weight.dtype == DType::kBF16))
+                fail(where + ": panel16 is for f32, panel16x2 for bf16");
             const int64_t n = (weight.shape[0] + 15) / 16 * 16;
             const int64_t k = pairs ? (weight.shape[1] + 1) / 2 * 2 : weight.shape[1];
             elements = product(n, k, where);
@@ -131,8 +143,8 @@ std::vector<ResolvedWeight> resolve_weights(const Program& program) {
         r.weight = &weight;
         r.bytes = static_cast<size_t>(elements) * (weight.dtype == DType::kF32 ? 4 : 2);
         if (weight.data == nullptr || weight.bytes < r.bytes) {
-            fail(where + ": has " + std::to_string(weight.data == nullptr ? 0 : weight.bytes) + " bytes, its shape and layout need " +
-                 std::to_string(r.bytes));
+            fail(where + ": has " + std::to_string(weight.data == nullptr ? 0 : weight.bytes) +
+                 " bytes, its shape and layout need " + std::to_string(r.bytes));
         }
         r.offset = offset;
         offset += (r.bytes + 63) / 64 * 64;

@@ -15,12 +15,15 @@ struct Operand {
     std::string name;
     DType dtype = DType::kF32;
     std::vector<Dim> shape;
-    uint64_t offset = 0;      // bytes from the arena's start, views resolved
-    int64_t row_stride = 0;   // elements between rows of a two-dimensional value: its base's row length for a view
+    uint64_t offset = 0;  // bytes from the arena's start, views resolved
+    int64_t row_stride =
+        0;  // elements between rows of a two-dimensional value: its base's row length for a view
     bool view = false;
-    uint64_t end = 0;         // bytes: one past the last element at the program's limits
+    uint64_t end = 0;  // bytes: one past the last element at the program's limits
 
-    [[nodiscard]] bool overlaps(const Operand& other) const { return offset < other.end && other.offset < end; }
+    [[nodiscard]] bool overlaps(const Operand& other) const {
+        return offset < other.end && other.offset < end;
+    }
 };
 
 struct ResolvedWeight {

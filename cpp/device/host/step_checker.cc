@@ -7,7 +7,12 @@ namespace castiron::host {
 
 StepChecker::StepChecker(const Program& program, size_t index, std::span<const Operand> values,
                          std::span<const ResolvedWeight> weights, const KernelTable& kernels)
-    : program_(program), index_(index), step_(program.steps[index]), values_(values), weights_(weights), kernels_(kernels) {}
+    : program_(program),
+      index_(index),
+      step_(program.steps[index]),
+      values_(values),
+      weights_(weights),
+      kernels_(kernels) {}
 
 void StepChecker::fail(const std::string& what) const {
     throw std::invalid_argument("step " + std::to_string(index_) + " (" + step_.kernel + "): " + what);
@@ -15,18 +20,22 @@ void StepChecker::fail(const std::string& what) const {
 
 void StepChecker::expect(size_t inputs, size_t weights, size_t outputs) const {
     if (step_.inputs.size() != inputs || step_.weights.size() != weights || step_.outputs.size() != outputs) {
-        fail("has " + std::to_string(step_.inputs.size()) + " inputs, " + std::to_string(step_.weights.size()) + " weights, " +
-             std::to_string(step_.outputs.size()) + " outputs; expected " + std::to_string(inputs) + ", " +
-             std::to_string(weights) + ", " + std::to_string(outputs));
+        fail("has " + std::to_string(step_.inputs.size()) + " inputs, " +
+             std::to_string(step_.weights.size()) + " weights, " + std::to_string(step_.outputs.size()) +
+             " outputs; expected " + std::to_string(inputs) + ", " + std::to_string(weights) + ", " +
+             std::to_string(outputs));
     }
 }
 
 const Operand& StepChecker::value(int index) const {
-    if (index < 0 || static_cast<size_t>(index) >= values_.size()) fail("names value " + std::to_string(index) + ", which does not exist");
+    if (index < 0 || static_cast<size_t>(index) >= values_.size())
+        fail("names value " + std::to_string(index) + ", which does not exist");
     return values_[static_cast<size_t>(index)];
 }
 
-const Operand& StepChecker::input(size_t i) const { return value(step_.inputs.at(i)); }
+const Operand& StepChecker::input(size_t i) const {
+    return value(step_.inputs.at(i));
+}
 
 const Operand& StepChecker::output(size_t i) const {
     const Operand& o = value(step_.outputs.at(i));
@@ -36,13 +45,16 @@ const Operand& StepChecker::output(size_t i) const {
 
 const ResolvedWeight& StepChecker::weight(size_t i) const {
     const int index = step_.weights.at(i);
-    if (index < 0 || static_cast<size_t>(index) >= weights_.size()) fail("names weight " + std::to_string(index) + ", which does not exist");
+    if (index < 0 || static_cast<size_t>(index) >= weights_.size())
+        fail("names weight " + std::to_string(index) + ", which does not exist");
     return weights_[static_cast<size_t>(index)];
 }
 
-void StepChecker::check(const Operand& o, DType dtype, const std::vector<Dim>& shape, bool view_allowed) const {
+void StepChecker::check(const Operand& o, DType dtype, const std::vector<Dim>& shape,
+                        bool view_allowed) const {
     if (o.dtype != dtype) fail("'" + o.name + "' must be " + (dtype == DType::kF32 ? "f32" : "i32"));
-    if (o.shape != shape) fail("'" + o.name + "' has shape " + shape_text(o.shape) + ", expected " + shape_text(shape));
+    if (o.shape != shape)
+        fail("'" + o.name + "' has shape " + shape_text(o.shape) + ", expected " + shape_text(shape));
     if (!view_allowed) check_contiguous(o);
 }
 
@@ -56,7 +68,8 @@ void StepChecker::check_contiguous(const Operand& o) const {
 
 int64_t StepChecker::matrix(const Operand& o, bool view_allowed) const {
     check_f32(o);
-    if (o.shape.size() != 2) fail("'" + o.name + "' has shape " + shape_text(o.shape) + ", expected two axes");
+    if (o.shape.size() != 2)
+        fail("'" + o.name + "' has shape " + shape_text(o.shape) + ", expected two axes");
     if (!view_allowed) check_contiguous(o);
     return o.shape[1].value;
 }
@@ -96,7 +109,8 @@ int64_t StepChecker::integer_or(const char* name, int64_t fallback, int64_t low,
     const int64_t* i = std::get_if<int64_t>(a);
     if (i == nullptr) fail(std::string("attribute ") + name + " must be an integer");
     if (*i < low || *i > high) {
-        fail(std::string("attribute ") + name + " is " + std::to_string(*i) + ", expected " + std::to_string(low) + " to " + std::to_string(high));
+        fail(std::string("attribute ") + name + " is " + std::to_string(*i) + ", expected " +
+             std::to_string(low) + " to " + std::to_string(high));
     }
     return *i;
 }
@@ -111,7 +125,8 @@ double StepChecker::number_or(const char* name, double fallback) {
     if (a == nullptr) return fallback;
     if (const int64_t* i = std::get_if<int64_t>(a)) return static_cast<double>(*i);
     const double* d = std::get_if<double>(a);
-    if (d == nullptr || !std::isfinite(*d)) fail(std::string("attribute ") + name + " must be a finite number");
+    if (d == nullptr || !std::isfinite(*d))
+        fail(std::string("attribute ") + name + " must be a finite number");
     return *d;
 }
 
@@ -143,7 +158,8 @@ void StepChecker::finish(const std::vector<InPlace>& in_place) const {
     for (size_t o = 0; o < step_.outputs.size(); ++o) {
         const Operand& out = output(o);
         for (size_t other = 0; other < o; ++other) {
-            if (out.overlaps(output(other))) fail("outputs '" + out.name + "' and '" + output(other).name + "' share memory");
+            if (out.overlaps(output(other)))
+                fail("outputs '" + out.name + "' and '" + output(other).name + "' share memory");
         }
         for (size_t i = 0; i < step_.inputs.size(); ++i) {
             const Operand& in = input(i);

@@ -1,4 +1,5 @@
-// Reads one step of a program and refuses what is not valid, with a message that names the step and the reason.
+// Reads one step of a program and refuses what is not valid, with a message that names the step and the
+// reason.
 #pragma once
 
 #include <set>

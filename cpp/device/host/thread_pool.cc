@@ -25,7 +25,8 @@ ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus)
     workers_.reserve(static_cast<size_t>(threads_ - 1));
     for (int part = 1; part < threads_; ++part) {
         workers_.emplace_back([this, part] { work(part); });
-        if (static_cast<size_t>(threads_) <= cpus.size()) pin(workers_.back(), cpus[static_cast<size_t>(part)]);
+        if (static_cast<size_t>(threads_) <= cpus.size())
+            pin(workers_.back(), cpus[static_cast<size_t>(part)]);
     }
 }
 

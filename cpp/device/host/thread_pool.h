@@ -1,5 +1,6 @@
-// Single-program threads: run() enters the pool once per forward pass and every thread walks all steps, meeting
-// at barriers, because waking threads for each of ~200 steps would cost more than the steps of a decode.
+// Single-program threads: run() enters the pool once per forward pass and every thread walks all steps,
+// meeting at barriers, because waking threads for each of ~200 steps would cost more than the steps of a
+// decode.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,8 @@ public:
 
     [[nodiscard]] int size() const { return threads_; }
 
-    // Calls body(part) on every thread, part in [0, size()), and returns when all have returned. body must not
-    // throw. Not reentrant.
+    // Calls body(part) on every thread, part in [0, size()), and returns when all have returned. body must
+    // not throw. Not reentrant.
     void run(const std::function<void(int)>& body);
 
     // Inside a body: returns once every thread of the pool has arrived.

@@ -1,6 +1,6 @@
-// Paged attention over segments of 256 keys. Inside a segment: all scores, their maximum, their exponentials and
-// the weighted values, key by key in ascending order; then the segment is merged into the row's running result.
-// A masked key has weight zero and changes nothing, so a row's result depends on its own keys alone.
+// Paged attention over segments of 256 keys. Inside a segment: all scores, their maximum, their exponentials
+// and the weighted values, key by key in ascending order; then the segment is merged into the row's running
+// result. A masked key has weight zero and changes nothing, so a row's result depends on its own keys alone.
 
 template <bool kBf16>
 CASTIRON_INLINE Vec load_cached(const std::byte* base, int64_t element) {
@@ -34,7 +34,8 @@ static void score_tile(const float* q, int64_t q_stride, int head_dim, const std
 inline constexpr int kScoreRows = kTileRows * kTileVecs / 2;
 
 template <bool kBf16>
-static void score_block(const float* q, int64_t q_stride, int rows, int head_dim, const std::byte* keys, float* scores) {
+static void score_block(const float* q, int64_t q_stride, int rows, int head_dim, const std::byte* keys,
+                        float* scores) {
     int r = 0;
     for (; r + kScoreRows <= rows; r += kScoreRows) {
         score_tile<kScoreRows, kBf16>(q + r * q_stride, q_stride, head_dim, keys, scores + r * kSegmentKeys);
@@ -48,11 +49,11 @@ static void score_block(const float* q, int64_t q_stride, int rows, int head_dim
 }
 
 // out[r][v] = sum over keys [begin, end) of the segment of weights[r][key] * value[key][v], V vectors wide.
-// The last vector may read past its row into the next one (the pool is padded at its end); those lanes of `out`
-// are padding as well.
+// The last vector may read past its row into the next one (the pool is padded at its end); those lanes of
+// `out` are padding as well.
 template <int R, int V, bool kBf16>
-static void value_tile(const AttentionArgs& a, const std::byte* const* blocks, const float* weights, int begin, int end,
-                       int64_t column, float* out, int64_t out_stride) {
+static void value_tile(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
+                       int begin, int end, int64_t column, float* out, int64_t out_stride) {
     Vec c[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) c[r][v] = zero();
@@ -76,8 +77,8 @@ static void value_tile(const AttentionArgs& a, const std::byte* const* blocks, c
 }
 
 template <int R, bool kBf16>
-static void value_rows(const AttentionArgs& a, const std::byte* const* blocks, const float* weights, int begin, int end,
-                       float* out, int64_t out_stride) {
+static void value_rows(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
+                       int begin, int end, float* out, int64_t out_stride) {
     constexpr int V = kVecsFor<R>;
     const int64_t width = padded16(a.v_head_dim);
     int64_t column = 0;
@@ -90,17 +91,20 @@ static void value_rows(const AttentionArgs& a, const std::byte* const* blocks, c
 }
 
 template <bool kBf16>
-static void value_block(const AttentionArgs& a, const std::byte* const* blocks, const float* weights, int rows, int begin,
-                        int end, float* out, int64_t out_stride) {
+static void value_block(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
+                        int rows, int begin, int end, float* out, int64_t out_stride) {
     int r = 0;
     for (; r + kTileRows <= rows; r += kTileRows) {
-        value_rows<kTileRows, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride, out_stride);
+        value_rows<kTileRows, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride,
+                                     out_stride);
     }
     for (; r + 3 <= rows; r += 3) {
-        value_rows<3, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride, out_stride);
+        value_rows<3, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride,
+                             out_stride);
     }
     for (; r < rows; ++r) {
-        value_rows<1, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride, out_stride);
+        value_rows<1, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride,
+                             out_stride);
     }
 }
 
@@ -112,15 +116,17 @@ CASTIRON_INLINE int64_t first_visible(const AttentionArgs& a, int64_t position) 
     return first;
 }
 
-CASTIRON_INLINE int64_t row_position(const AttentionArgs& a, int64_t row) { return a.start_position + row / a.group; }
+CASTIRON_INLINE int64_t row_position(const AttentionArgs& a, int64_t row) {
+    return a.start_position + row / a.group;
+}
 CASTIRON_INLINE int64_t row_head(const AttentionArgs& a, int64_t row) {
     return static_cast<int64_t>(a.kv_head) * a.group + row % a.group;
 }
 
 // Scores of one row become weights in place, zero where masked over [begin, end). Returns the maximum through
 // `top` and the sum through `total`; false when the row sees no key of the segment.
-static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_start, int begin, int end, float* scores,
-                        float* top, float* total) {
+static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_start, int begin, int end,
+                        float* scores, float* top, float* total) {
     const int64_t position = row_position(a, row);
     const int64_t first = first_visible(a, position) - segment_start;
     const int64_t past = position + 1 - segment_start;
@@ -161,7 +167,8 @@ static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_sta
 }
 
 // Packed queries of rows [row_begin, row_end) side by side.
-CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* packed, int64_t stride) {
+CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* packed,
+                                  int64_t stride) {
     for (int64_t row = row_begin; row < row_end; ++row) {
         const float* q = a.q + row / a.group * a.q_stride + row_head(a, row) * a.head_dim;
         float* to = packed + (row - row_begin) * stride;
@@ -171,8 +178,9 @@ CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int
 
 // One segment for the packed rows. partial r: [0] maximum (-inf: saw nothing), [1] sum, [16..] values.
 template <bool kBf16>
-static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int64_t segment, const float* packed,
-                        int64_t packed_stride, float* scores, float* partials, int64_t partial_stride) {
+static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int64_t segment,
+                        const float* packed, int64_t packed_stride, float* scores, float* partials,
+                        int64_t partial_stride) {
     const int64_t start = segment * kSegmentKeys;
     const int64_t first = first_visible(a, row_position(a, row_begin)) - start;
     const int64_t past = row_position(a, row_begin + rows - 1) + 1 - start;
@@ -188,12 +196,13 @@ static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int
         const std::byte* block = a.cache + static_cast<size_t>(a.block_table[start / 32 + b]) * a.block_bytes;
         const auto head = static_cast<size_t>(a.kv_head) * 32 * element;
         value_blocks[b] = block + a.v_offset + head * static_cast<size_t>(a.v_head_dim);
-        score_block<kBf16>(packed, packed_stride, rows, a.head_dim, block + head * static_cast<size_t>(a.head_dim),
-                           scores + b * 32);
+        score_block<kBf16>(packed, packed_stride, rows, a.head_dim,
+                           block + head * static_cast<size_t>(a.head_dim), scores + b * 32);
     }
     for (int r = 0; r < rows; ++r) {
         float* partial = partials + r * partial_stride;
-        if (!row_softmax(a, row_begin + r, start, begin, end, scores + r * kSegmentKeys, partial, partial + 1)) {
+        if (!row_softmax(a, row_begin + r, start, begin, end, scores + r * kSegmentKeys, partial,
+                         partial + 1)) {
             partial[0] = -__builtin_inff();
         }
     }
@@ -236,11 +245,12 @@ CASTIRON_INLINE void finish_row(const AttentionArgs& a, int64_t row, const float
     }
     const Vec scale = set1(factor / total);
     float* out = a.out + row / a.group * a.out_stride + row_head(a, row) * a.v_head_dim;
-    for_each_vec(a.v_head_dim, [&](int64_t i, int n) { store_n(out + i, mul(load(running + 16 + i), scale), n); });
+    for_each_vec(a.v_head_dim,
+                 [&](int64_t i, int n) { store_n(out + i, mul(load(running + 16 + i), scale), n); });
 }
 
-static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t row_end, int64_t segment, float* partials,
-                              int64_t row_stride, float* scratch) {
+static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t row_end, int64_t segment,
+                              float* partials, int64_t row_stride, float* scratch) {
     const int rows = static_cast<int>(row_end - row_begin);
     const int64_t packed_stride = padded16(a.head_dim);
     float* packed = scratch;
@@ -253,7 +263,8 @@ static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t
     }
 }
 
-static void attention_merge(const AttentionArgs& a, int64_t row, const float* partials, int64_t count, float* scratch) {
+static void attention_merge(const AttentionArgs& a, int64_t row, const float* partials, int64_t count,
+                            float* scratch) {
     const int64_t width = padded16(a.v_head_dim);
     clear_partial(scratch, width);
     for (int64_t s = 0; s < count; ++s) merge(scratch, partials + s * (16 + width), width);

@@ -1,8 +1,9 @@
 // Matrix products over packed panels.
 //
-// Every output is one chain of fused multiply-adds over ascending k, whatever the number of rows and however k is
-// cut: a row's result never depends on its neighbours. The accumulators of a tile go through scratch (in cache)
-// between blocks of k and before the epilogue, which costs under one percent and keeps one epilogue for all tiles.
+// Every output is one chain of fused multiply-adds over ascending k, whatever the number of rows and however
+// k is cut: a row's result never depends on its neighbours. The accumulators of a tile go through scratch (in
+// cache) between blocks of k and before the epilogue, which costs under one percent and keeps one epilogue
+// for all tiles.
 
 // Vectors (panels) at once for a tile of R rows: as many as the register file holds.
 template <int R>
@@ -12,8 +13,8 @@ inline constexpr int kVecsFor = (kTileRows * kTileVecs / R) < kStreamVecs
 
 // acc[v][r] (+)= sum over k of x[r][k] * w[v][k]; acc rows are 16 floats, acc_stride floats between panels.
 template <int R, int V, bool kBf16>
-static void linear_tile(const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes, int64_t k,
-                        float* acc, int64_t acc_stride, bool resume) {
+static void linear_tile(const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes,
+                        int64_t k, float* acc, int64_t acc_stride, bool resume) {
     Vec c[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) c[r][v] = resume ? load(acc + v * acc_stride + r * 16) : zero();
@@ -23,13 +24,15 @@ static void linear_tile(const float* x, int64_t x_stride, const std::byte* weigh
         int64_t i = 0;
         for (; i + 2 <= k; i += 2, w += 64) {
             Vec even[V];
-            for (int v = 0; v < V; ++v) even[v] = load_pair_even(reinterpret_cast<const uint16_t*>(w + v * panel_bytes));
+            for (int v = 0; v < V; ++v)
+                even[v] = load_pair_even(reinterpret_cast<const uint16_t*>(w + v * panel_bytes));
             for (int r = 0; r < R; ++r) {
                 const Vec b = set1(x[r * x_stride + i]);
                 for (int v = 0; v < V; ++v) c[r][v] = fma(b, even[v], c[r][v]);
             }
             Vec odd[V];
-            for (int v = 0; v < V; ++v) odd[v] = load_pair_odd(reinterpret_cast<const uint16_t*>(w + v * panel_bytes));
+            for (int v = 0; v < V; ++v)
+                odd[v] = load_pair_odd(reinterpret_cast<const uint16_t*>(w + v * panel_bytes));
             for (int r = 0; r < R; ++r) {
                 const Vec b = set1(x[r * x_stride + i + 1]);
                 for (int v = 0; v < V; ++v) c[r][v] = fma(b, odd[v], c[r][v]);
@@ -59,26 +62,28 @@ static void linear_tile(const float* x, int64_t x_stride, const std::byte* weigh
 
 // R rows of all `panels`, as many panels at once as registers allow, then one by one.
 template <int R, bool kBf16>
-static void linear_rows(const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes, int64_t panels,
-                        int64_t k, float* acc, int64_t acc_stride, bool resume) {
+static void linear_rows(const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes,
+                        int64_t panels, int64_t k, float* acc, int64_t acc_stride, bool resume) {
     constexpr int V = kVecsFor<R>;
     int64_t p = 0;
     for (; p + V <= panels; p += V) {
-        linear_tile<R, V, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k, acc + p * acc_stride, acc_stride,
-                                 resume);
+        linear_tile<R, V, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k, acc + p * acc_stride,
+                                 acc_stride, resume);
     }
     for (; p < panels; ++p) {
-        linear_tile<R, 1, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k, acc + p * acc_stride, acc_stride,
-                                 resume);
+        linear_tile<R, 1, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k, acc + p * acc_stride,
+                                 acc_stride, resume);
     }
 }
 
 template <bool kBf16>
-static void linear_rows_n(int rows, const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes,
-                          int64_t panels, int64_t k, float* acc, int64_t acc_stride, bool resume) {
+static void linear_rows_n(int rows, const float* x, int64_t x_stride, const std::byte* weight,
+                          int64_t panel_bytes, int64_t panels, int64_t k, float* acc, int64_t acc_stride,
+                          bool resume) {
     switch (rows) {
 #define CASTIRON_ROWS(R) \
-    case R: return linear_rows<R, kBf16>(x, x_stride, weight, panel_bytes, panels, k, acc, acc_stride, resume);
+    case R:              \
+        return linear_rows<R, kBf16>(x, x_stride, weight, panel_bytes, panels, k, acc, acc_stride, resume);
         CASTIRON_ROWS(1)
         CASTIRON_ROWS(2)
         CASTIRON_ROWS(3)
@@ -94,12 +99,13 @@ static void linear_rows_n(int rows, const float* x, int64_t x_stride, const std:
         CASTIRON_ROWS(12)
 #endif
 #undef CASTIRON_ROWS
-        default: __builtin_unreachable();
+        default:
+            __builtin_unreachable();
     }
 }
 
-static void linear_epilogue(const LinearArgs& a, int64_t row_begin, int64_t rows, int64_t block, const float* acc,
-                            int64_t acc_stride) {
+static void linear_epilogue(const LinearArgs& a, int64_t row_begin, int64_t rows, int64_t block,
+                            const float* acc, int64_t acc_stride) {
     const int64_t column = block * 16;
     const int lanes = a.n - column < 16 ? static_cast<int>(a.n - column) : 16;
     const Vec alpha = set1(a.alpha);
@@ -126,19 +132,20 @@ static void linear_epilogue(const LinearArgs& a, int64_t row_begin, int64_t rows
 
 // The rows of a call over a block of k, in row groups of equal height: 8 rows run as 4 + 4, not as 6 + 2.
 template <bool kBf16>
-static void linear_depth(const float* x, int64_t x_stride, int64_t rows, const std::byte* weight, int64_t panel_bytes,
-                         int64_t panels, int64_t k, float* acc, int64_t acc_stride, bool resume) {
+static void linear_depth(const float* x, int64_t x_stride, int64_t rows, const std::byte* weight,
+                         int64_t panel_bytes, int64_t panels, int64_t k, float* acc, int64_t acc_stride,
+                         bool resume) {
     const int64_t groups = (rows + kTileRows - 1) / kTileRows;
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t begin = rows * g / groups;
         const int64_t end = rows * (g + 1) / groups;
-        linear_rows_n<kBf16>(static_cast<int>(end - begin), x + begin * x_stride, x_stride, weight, panel_bytes, panels, k,
-                             acc + begin * 16, acc_stride, resume);
+        linear_rows_n<kBf16>(static_cast<int>(end - begin), x + begin * x_stride, x_stride, weight,
+                             panel_bytes, panels, k, acc + begin * 16, acc_stride, resume);
     }
 }
 
-static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
-                   float* scratch) {
+static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                   int64_t block_end, float* scratch) {
     const int64_t rows = row_end - row_begin;
     const int64_t per_block = a.gated ? 2 : 1;
     const int64_t panels = (block_end - block_begin) * per_block;
@@ -153,9 +160,11 @@ static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int6
         const std::byte* w = weight + (a.bf16 ? k0 / 2 * 64 : k0 * 64);
         if (rows <= kTileRows) {
             if (a.bf16) {
-                linear_depth<true>(x + k0, a.x_stride, rows, w, panel_bytes, panels, k, scratch, acc_stride, k0 > 0);
+                linear_depth<true>(x + k0, a.x_stride, rows, w, panel_bytes, panels, k, scratch, acc_stride,
+                                   k0 > 0);
             } else {
-                linear_depth<false>(x + k0, a.x_stride, rows, w, panel_bytes, panels, k, scratch, acc_stride, k0 > 0);
+                linear_depth<false>(x + k0, a.x_stride, rows, w, panel_bytes, panels, k, scratch, acc_stride,
+                                    k0 > 0);
             }
             continue;
         }
@@ -163,15 +172,16 @@ static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int6
             const int64_t count = panels - p < kTileVecs ? panels - p : kTileVecs;
             float* acc = scratch + p * acc_stride;
             if (a.bf16) {
-                linear_depth<true>(x + k0, a.x_stride, rows, w + p * panel_bytes, panel_bytes, count, k, acc, acc_stride,
-                                   k0 > 0);
+                linear_depth<true>(x + k0, a.x_stride, rows, w + p * panel_bytes, panel_bytes, count, k, acc,
+                                   acc_stride, k0 > 0);
             } else {
-                linear_depth<false>(x + k0, a.x_stride, rows, w + p * panel_bytes, panel_bytes, count, k, acc, acc_stride,
-                                    k0 > 0);
+                linear_depth<false>(x + k0, a.x_stride, rows, w + p * panel_bytes, panel_bytes, count, k, acc,
+                                    acc_stride, k0 > 0);
             }
         }
     }
     for (int64_t block = block_begin; block < block_end; ++block) {
-        linear_epilogue(a, row_begin, rows, block, scratch + (block - block_begin) * per_block * acc_stride, acc_stride);
+        linear_epilogue(a, row_begin, rows, block, scratch + (block - block_begin) * per_block * acc_stride,
+                        acc_stride);
     }
 }

@@ -1,11 +1,12 @@
-// Vector functions. Polynomials are minimax fits of our own (weighted least squares, mpmath references); errors
-// are bounded in cpp/tests/host_math_test against double precision.
+// Vector functions. Polynomials are minimax fits of our own (weighted least squares, mpmath references);
+// errors are bounded in cpp/tests/host_math_test against double precision.
 
 // e^x for any x; relative error under 2 ulp.
 CASTIRON_INLINE Vec exp(Vec x) {
     x = min(set1(89.0f), max(set1(-104.0f), x));  // not-a-number passes through: second operands
     const Vec n = round(mul(x, set1(1.44269504f)));
-    Vec r = fnma(n, set1(0.693359375f), x);  // ln 2 in two parts: the first has few bits, so the product is exact
+    Vec r =
+        fnma(n, set1(0.693359375f), x);  // ln 2 in two parts: the first has few bits, so the product is exact
     r = fnma(n, set1(-2.12194440e-4f), r);
     Vec p = set1(1.991849550e-04f);
     p = fma(p, r, set1(1.394617746e-03f));
@@ -78,10 +79,18 @@ CASTIRON_INLINE Vec erf(Vec x) {
     return copysign(select(less(a, set1(1.0f)), small, large), x);
 }
 
-CASTIRON_INLINE Vec sigmoid(Vec x) { return div(set1(1.0f), add(set1(1.0f), exp(neg(x)))); }
-CASTIRON_INLINE Vec silu(Vec x) { return div(x, add(set1(1.0f), exp(neg(x)))); }
-CASTIRON_INLINE Vec relu(Vec x) { return max(x, zero()); }
-CASTIRON_INLINE Vec gelu_quick(Vec x) { return mul(x, sigmoid(mul(set1(1.702f), x))); }
+CASTIRON_INLINE Vec sigmoid(Vec x) {
+    return div(set1(1.0f), add(set1(1.0f), exp(neg(x))));
+}
+CASTIRON_INLINE Vec silu(Vec x) {
+    return div(x, add(set1(1.0f), exp(neg(x))));
+}
+CASTIRON_INLINE Vec relu(Vec x) {
+    return max(x, zero());
+}
+CASTIRON_INLINE Vec gelu_quick(Vec x) {
+    return mul(x, sigmoid(mul(set1(1.702f), x)));
+}
 CASTIRON_INLINE Vec gelu_tanh(Vec x) {
     const Vec inner = mul(set1(0.797884561f), fma(mul(mul(x, x), x), set1(0.044715f), x));
     return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh(inner)));
@@ -97,15 +106,24 @@ CASTIRON_INLINE Vec relu2(Vec x) {
 // One function, so that the epilogues of all kernels share the code.
 static Vec activate(Activation activation, Vec x) {
     switch (activation) {
-        case Activation::kNone: return x;
-        case Activation::kSilu: return silu(x);
-        case Activation::kGeluTanh: return gelu_tanh(x);
-        case Activation::kGeluErf: return gelu_erf(x);
-        case Activation::kGeluQuick: return gelu_quick(x);
-        case Activation::kRelu: return relu(x);
-        case Activation::kRelu2: return relu2(x);
-        case Activation::kTanh: return tanh(x);
-        case Activation::kSigmoid: return sigmoid(x);
+        case Activation::kNone:
+            return x;
+        case Activation::kSilu:
+            return silu(x);
+        case Activation::kGeluTanh:
+            return gelu_tanh(x);
+        case Activation::kGeluErf:
+            return gelu_erf(x);
+        case Activation::kGeluQuick:
+            return gelu_quick(x);
+        case Activation::kRelu:
+            return relu(x);
+        case Activation::kRelu2:
+            return relu2(x);
+        case Activation::kTanh:
+            return tanh(x);
+        case Activation::kSigmoid:
+            return sigmoid(x);
     }
     return x;
 }

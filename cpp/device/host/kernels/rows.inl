@@ -74,7 +74,8 @@ static void layer_norm(const NormArgs& a) {
     }
 }
 
-static void rope_head(const RopeArgs& a, const float* x, float* y, const float* cos, const float* sin, float* scratch) {
+static void rope_head(const RopeArgs& a, const float* x, float* y, const float* cos, const float* sin,
+                      float* scratch) {
     const int half = a.rotary_dim / 2;
     if (!a.interleaved) {
         // Pairs are (i, i + half) on both sides, so concat_halves changes nothing; x may be y.
@@ -103,13 +104,16 @@ static void rope_head(const RopeArgs& a, const float* x, float* y, const float* 
     }
     if (x != y) {
         const int rotary = a.rotary_dim;
-        for_each_vec(a.head_dim - rotary, [&](int64_t i, int n) { store_n(y + rotary + i, load_n(x + rotary + i, n), n); });
+        for_each_vec(a.head_dim - rotary,
+                     [&](int64_t i, int n) { store_n(y + rotary + i, load_n(x + rotary + i, n), n); });
     }
 }
 
-static void rope(const RopeArgs& a, const float* x, float* y, const float* cos, const float* sin, float* scratch) {
+static void rope(const RopeArgs& a, const float* x, float* y, const float* cos, const float* sin,
+                 float* scratch) {
     for (int h = 0; h < a.heads; ++h) {
-        rope_head(a, x + static_cast<int64_t>(h) * a.head_dim, y + static_cast<int64_t>(h) * a.head_dim, cos, sin, scratch);
+        rope_head(a, x + static_cast<int64_t>(h) * a.head_dim, y + static_cast<int64_t>(h) * a.head_dim, cos,
+                  sin, scratch);
     }
 }
 
@@ -126,32 +130,52 @@ CASTIRON_INLINE void map_scalar(const float* x, float* y, int64_t n, F f) {
 
 static void unary(UnaryFn fn, const float* x, float* y, int64_t n) {
     switch (fn) {
-        case UnaryFn::kSilu: return map_unary(x, y, n, [](Vec v) { return silu(v); });
-        case UnaryFn::kGeluTanh: return map_unary(x, y, n, [](Vec v) { return gelu_tanh(v); });
-        case UnaryFn::kGeluErf: return map_unary(x, y, n, [](Vec v) { return gelu_erf(v); });
-        case UnaryFn::kGeluQuick: return map_unary(x, y, n, [](Vec v) { return gelu_quick(v); });
-        case UnaryFn::kRelu: return map_unary(x, y, n, [](Vec v) { return relu(v); });
-        case UnaryFn::kRelu2: return map_unary(x, y, n, [](Vec v) { return relu2(v); });
-        case UnaryFn::kTanh: return map_unary(x, y, n, [](Vec v) { return tanh(v); });
-        case UnaryFn::kSigmoid: return map_unary(x, y, n, [](Vec v) { return sigmoid(v); });
-        case UnaryFn::kExp: return map_unary(x, y, n, [](Vec v) { return exp(v); });
-        case UnaryFn::kLog: return map_scalar(x, y, n, [](float v) { return ::logf(v); });
-        case UnaryFn::kSqrt: return map_unary(x, y, n, [](Vec v) { return sqrt(v); });
-        case UnaryFn::kRsqrt: return map_unary(x, y, n, [](Vec v) { return div(set1(1.0f), sqrt(v)); });
-        case UnaryFn::kNeg: return map_unary(x, y, n, [](Vec v) { return neg(v); });
-        case UnaryFn::kAbs: return map_unary(x, y, n, [](Vec v) { return abs(v); });
-        case UnaryFn::kReciprocal: return map_unary(x, y, n, [](Vec v) { return div(set1(1.0f), v); });
+        case UnaryFn::kSilu:
+            return map_unary(x, y, n, [](Vec v) { return silu(v); });
+        case UnaryFn::kGeluTanh:
+            return map_unary(x, y, n, [](Vec v) { return gelu_tanh(v); });
+        case UnaryFn::kGeluErf:
+            return map_unary(x, y, n, [](Vec v) { return gelu_erf(v); });
+        case UnaryFn::kGeluQuick:
+            return map_unary(x, y, n, [](Vec v) { return gelu_quick(v); });
+        case UnaryFn::kRelu:
+            return map_unary(x, y, n, [](Vec v) { return relu(v); });
+        case UnaryFn::kRelu2:
+            return map_unary(x, y, n, [](Vec v) { return relu2(v); });
+        case UnaryFn::kTanh:
+            return map_unary(x, y, n, [](Vec v) { return tanh(v); });
+        case UnaryFn::kSigmoid:
+            return map_unary(x, y, n, [](Vec v) { return sigmoid(v); });
+        case UnaryFn::kExp:
+            return map_unary(x, y, n, [](Vec v) { return exp(v); });
+        case UnaryFn::kLog:
+            return map_scalar(x, y, n, [](float v) { return ::logf(v); });
+        case UnaryFn::kSqrt:
+            return map_unary(x, y, n, [](Vec v) { return sqrt(v); });
+        case UnaryFn::kRsqrt:
+            return map_unary(x, y, n, [](Vec v) { return div(set1(1.0f), sqrt(v)); });
+        case UnaryFn::kNeg:
+            return map_unary(x, y, n, [](Vec v) { return neg(v); });
+        case UnaryFn::kAbs:
+            return map_unary(x, y, n, [](Vec v) { return abs(v); });
+        case UnaryFn::kReciprocal:
+            return map_unary(x, y, n, [](Vec v) { return div(set1(1.0f), v); });
         case UnaryFn::kSoftplus:
             return map_scalar(x, y, n, [](float v) { return v > 20.0f ? v : ::log1pf(::expf(v)); });
-        case UnaryFn::kSin: return map_scalar(x, y, n, [](float v) { return ::sinf(v); });
-        case UnaryFn::kCos: return map_scalar(x, y, n, [](float v) { return ::cosf(v); });
-        case UnaryFn::kErf: return map_unary(x, y, n, [](Vec v) { return erf(v); });
-        case UnaryFn::kSquare: return map_unary(x, y, n, [](Vec v) { return mul(v, v); });
+        case UnaryFn::kSin:
+            return map_scalar(x, y, n, [](float v) { return ::sinf(v); });
+        case UnaryFn::kCos:
+            return map_scalar(x, y, n, [](float v) { return ::cosf(v); });
+        case UnaryFn::kErf:
+            return map_unary(x, y, n, [](Vec v) { return erf(v); });
+        case UnaryFn::kSquare:
+            return map_unary(x, y, n, [](Vec v) { return mul(v, v); });
     }
 }
 
 template <typename F>
-CASTIRON_INLINE void map_binary(const float* a, int64_t a_step, const float* b, int64_t b_step, float* y, int64_t n, F f) {
+CASTIRON_INLINE void map_binary(const float* a, int64_t a_step, const float* b, int64_t b_step, float* y,
+                                int64_t n, F f) {
     const Vec a0 = set1(*a), b0 = set1(*b);
     for_each_vec(n, [&](int64_t i, int lanes) {
         const Vec va = a_step != 0 ? load_n(a + i, lanes) : a0;
@@ -160,15 +184,22 @@ CASTIRON_INLINE void map_binary(const float* a, int64_t a_step, const float* b, 
     });
 }
 
-static void binary(BinaryFn fn, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y, int64_t n) {
+static void binary(BinaryFn fn, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y,
+                   int64_t n) {
     if (n == 0) return;
     switch (fn) {
-        case BinaryFn::kAdd: return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return add(p, q); });
-        case BinaryFn::kSub: return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return sub(p, q); });
-        case BinaryFn::kMul: return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return mul(p, q); });
-        case BinaryFn::kDiv: return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return div(p, q); });
-        case BinaryFn::kMin: return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return min(p, q); });
-        case BinaryFn::kMax: return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return max(p, q); });
+        case BinaryFn::kAdd:
+            return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return add(p, q); });
+        case BinaryFn::kSub:
+            return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return sub(p, q); });
+        case BinaryFn::kMul:
+            return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return mul(p, q); });
+        case BinaryFn::kDiv:
+            return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return div(p, q); });
+        case BinaryFn::kMin:
+            return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return min(p, q); });
+        case BinaryFn::kMax:
+            return map_binary(a, a_step, b, b_step, y, n, [](Vec p, Vec q) { return max(p, q); });
         case BinaryFn::kPow:
             for (int64_t i = 0; i < n; ++i) y[i] = ::powf(a[i * a_step], b[i * b_step]);
             return;

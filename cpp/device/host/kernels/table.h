@@ -9,11 +9,39 @@
 
 namespace castiron::host {
 
-enum class Activation : uint8_t { kNone, kSilu, kGeluTanh, kGeluErf, kGeluQuick, kRelu, kRelu2, kTanh, kSigmoid };
+enum class Activation : uint8_t {
+    kNone,
+    kSilu,
+    kGeluTanh,
+    kGeluErf,
+    kGeluQuick,
+    kRelu,
+    kRelu2,
+    kTanh,
+    kSigmoid
+};
 
 enum class UnaryFn : uint8_t {
-    kSilu, kGeluTanh, kGeluErf, kGeluQuick, kRelu, kRelu2, kTanh, kSigmoid, kExp, kLog, kSqrt, kRsqrt,
-    kNeg, kAbs, kReciprocal, kSoftplus, kSin, kCos, kErf, kSquare,
+    kSilu,
+    kGeluTanh,
+    kGeluErf,
+    kGeluQuick,
+    kRelu,
+    kRelu2,
+    kTanh,
+    kSigmoid,
+    kExp,
+    kLog,
+    kSqrt,
+    kRsqrt,
+    kNeg,
+    kAbs,
+    kReciprocal,
+    kSoftplus,
+    kSin,
+    kCos,
+    kErf,
+    kSquare,
 };
 
 enum class BinaryFn : uint8_t { kAdd, kSub, kMul, kDiv, kMin, kMax, kPow };
@@ -26,7 +54,7 @@ struct LinearArgs {
     const float* x = nullptr;
     int64_t x_stride = 0;  // elements between rows
     const std::byte* weight = nullptr;
-    bool bf16 = false;     // panel16x2, else panel16 of float32
+    bool bf16 = false;  // panel16x2, else panel16 of float32
     int64_t k = 0;
     const float* bias = nullptr;      // [n], or [2 * 16 * blocks] when gated; or null
     const float* residual = nullptr;  // [rows, n] contiguous, may be y; or null
@@ -68,19 +96,19 @@ struct RopeArgs {
 inline constexpr int kSegmentKeys = 256;
 inline constexpr int kMaxAttentionRows = 48;
 
-// One layer's attention over one sequence and one KV head. Packed row r is query token r / group and query head
-// kv_head * group + r % group.
+// One layer's attention over one sequence and one KV head. Packed row r is query token r / group and query
+// head kv_head * group + r % group.
 struct AttentionArgs {
     const float* q = nullptr;  // the sequence's first row
     int64_t q_stride = 0;
-    float* out = nullptr;      // the sequence's first row; [T, q_heads * v_head_dim]
+    float* out = nullptr;  // the sequence's first row; [T, q_heads * v_head_dim]
     int64_t out_stride = 0;
     const std::byte* cache = nullptr;  // the layer's first block
     size_t block_bytes = 0;            // between blocks of the layer
     size_t v_offset = 0;               // values behind a block's keys
     bool bf16 = false;
     const int32_t* block_table = nullptr;
-    int start_position = 0;            // of query token 0
+    int start_position = 0;  // of query token 0
     int group = 0;
     int kv_head = 0;
     int head_dim = 0;
@@ -94,32 +122,39 @@ struct AttentionArgs {
 };
 
 // A partial result of one row over one segment: maximum, sum, then the weighted values padded to 16.
-[[nodiscard]] constexpr int64_t padded16(int64_t n) { return (n + 15) / 16 * 16; }
-[[nodiscard]] constexpr int64_t attention_partial_floats(int64_t v_head_dim) { return 16 + padded16(v_head_dim); }
+[[nodiscard]] constexpr int64_t padded16(int64_t n) {
+    return (n + 15) / 16 * 16;
+}
+[[nodiscard]] constexpr int64_t attention_partial_floats(int64_t v_head_dim) {
+    return 16 + padded16(v_head_dim);
+}
 [[nodiscard]] constexpr size_t attention_scratch_floats(int64_t head_dim, int64_t v_head_dim) {
-    return static_cast<size_t>(kMaxAttentionRows *
-                               (padded16(head_dim) + kSegmentKeys + 2 * attention_partial_floats(v_head_dim)));
+    return static_cast<size_t>(
+        kMaxAttentionRows * (padded16(head_dim) + kSegmentKeys + 2 * attention_partial_floats(v_head_dim)));
 }
 
 struct KernelTable {
     // Rows [row_begin, row_end) and blocks [block_begin, block_end); scratch of kLinearScratchFloats.
-    void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
-                   float* scratch);
+    void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                   int64_t block_end, float* scratch);
     // Packed rows [row_begin, row_end), at most kMaxAttentionRows, over all keys; writes the output.
     void (*attention)(const AttentionArgs&, int64_t row_begin, int64_t row_end, float* scratch);
     // The same rows over one segment; row r's partial goes to partials + (r - row_begin) * row_stride.
     void (*attention_segment)(const AttentionArgs&, int64_t row_begin, int64_t row_end, int64_t segment,
                               float* partials, int64_t row_stride, float* scratch);
     // Merge a row's partials (segments in order, attention_partial_floats apart) and write its output.
-    void (*attention_merge)(const AttentionArgs&, int64_t row, const float* partials, int64_t count, float* scratch);
+    void (*attention_merge)(const AttentionArgs&, int64_t row, const float* partials, int64_t count,
+                            float* scratch);
 
-    void (*rms_norm)(const NormArgs&);   // one row
+    void (*rms_norm)(const NormArgs&);  // one row
     void (*layer_norm)(const NormArgs&);
     // One row of heads; cos and sin are the position's. x may be y. scratch: rotary_dim floats.
-    void (*rope)(const RopeArgs&, const float* x, float* y, const float* cos, const float* sin, float* scratch);
+    void (*rope)(const RopeArgs&, const float* x, float* y, const float* cos, const float* sin,
+                 float* scratch);
     void (*unary)(UnaryFn, const float* x, float* y, int64_t n);
     // Operands advance by their step, 0 or 1, per element.
-    void (*binary)(BinaryFn, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y, int64_t n);
+    void (*binary)(BinaryFn, const float* a, int64_t a_step, const float* b, int64_t b_step, float* y,
+                   int64_t n);
     void (*clip)(const float* x, float* y, int64_t n, float low, float high);
     void (*softmax)(const float* x, float* y, int64_t n);
     float (*reduce)(ReduceFn, const float* x, int64_t n);

@@ -11,13 +11,26 @@ namespace {
 constexpr int64_t kLine = 16;
 
 constexpr std::pair<std::string_view, UnaryFn> kUnary[] = {
-    {"silu", UnaryFn::kSilu},         {"gelu_tanh", UnaryFn::kGeluTanh}, {"gelu_erf", UnaryFn::kGeluErf},
-    {"gelu_quick", UnaryFn::kGeluQuick}, {"relu", UnaryFn::kRelu},       {"relu2", UnaryFn::kRelu2},
-    {"tanh", UnaryFn::kTanh},         {"sigmoid", UnaryFn::kSigmoid},    {"exp", UnaryFn::kExp},
-    {"log", UnaryFn::kLog},           {"sqrt", UnaryFn::kSqrt},          {"rsqrt", UnaryFn::kRsqrt},
-    {"neg", UnaryFn::kNeg},           {"abs", UnaryFn::kAbs},            {"reciprocal", UnaryFn::kReciprocal},
-    {"softplus", UnaryFn::kSoftplus}, {"sin", UnaryFn::kSin},            {"cos", UnaryFn::kCos},
-    {"erf", UnaryFn::kErf},           {"square", UnaryFn::kSquare},
+    {"silu", UnaryFn::kSilu},
+    {"gelu_tanh", UnaryFn::kGeluTanh},
+    {"gelu_erf", UnaryFn::kGeluErf},
+    {"gelu_quick", UnaryFn::kGeluQuick},
+    {"relu", UnaryFn::kRelu},
+    {"relu2", UnaryFn::kRelu2},
+    {"tanh", UnaryFn::kTanh},
+    {"sigmoid", UnaryFn::kSigmoid},
+    {"exp", UnaryFn::kExp},
+    {"log", UnaryFn::kLog},
+    {"sqrt", UnaryFn::kSqrt},
+    {"rsqrt", UnaryFn::kRsqrt},
+    {"neg", UnaryFn::kNeg},
+    {"abs", UnaryFn::kAbs},
+    {"reciprocal", UnaryFn::kReciprocal},
+    {"softplus", UnaryFn::kSoftplus},
+    {"sin", UnaryFn::kSin},
+    {"cos", UnaryFn::kCos},
+    {"erf", UnaryFn::kErf},
+    {"square", UnaryFn::kSquare},
 };
 
 constexpr std::pair<std::string_view, BinaryFn> kBinary[] = {
@@ -70,7 +83,9 @@ private:
 class Clip final : public Map {
 public:
     explicit Clip(StepChecker& step)
-        : Map(step), low_(static_cast<float>(step.number("min"))), high_(static_cast<float>(step.number("max"))) {
+        : Map(step),
+          low_(static_cast<float>(step.number("min"))),
+          high_(static_cast<float>(step.number("max"))) {
         step.finish({{0, 0}});
     }
 
@@ -141,7 +156,8 @@ public:
         if (elements == 0) return;
         const float* base[2];
         for (size_t side = 0; side < 2; ++side) {
-            base[side] = sides_[side].weight != nullptr ? sides_[side].weight : context.f32(sides_[side].value);
+            base[side] =
+                sides_[side].weight != nullptr ? sides_[side].weight : context.f32(sides_[side].value);
         }
         float* y = context.f32(y_);
         const int64_t run = rank > 0 ? axes[0].size : 1;
@@ -156,7 +172,8 @@ public:
                 offset[0] += index * axes[i].stride[0];
                 offset[1] += index * axes[i].stride[1];
             }
-            kernels_.binary(fn_, base[0] + offset[0], axes[0].stride[0], base[1] + offset[1], axes[0].stride[1], y + at, count);
+            kernels_.binary(fn_, base[0] + offset[0], axes[0].stride[0], base[1] + offset[1],
+                            axes[0].stride[1], y + at, count);
             at += count;
         }
     }
@@ -175,7 +192,8 @@ private:
             const size_t axis = rank - shape.size() + i;
             if (shape[i] == Dim{1}) continue;
             if (shape[i] != y_.shape[axis]) {
-                step.fail("operand shape " + shape_text(shape) + " does not broadcast to " + shape_text(y_.shape));
+                step.fail("operand shape " + shape_text(shape) + " does not broadcast to " +
+                          shape_text(y_.shape));
             }
             side.spans[axis] = true;
         }
@@ -189,8 +207,14 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_unary(StepChecker& step) { return std::make_unique<Unary>(step); }
-std::unique_ptr<Op> make_clip(StepChecker& step) { return std::make_unique<Clip>(step); }
-std::unique_ptr<Op> make_binary(StepChecker& step) { return std::make_unique<Binary>(step); }
+std::unique_ptr<Op> make_unary(StepChecker& step) {
+    return std::make_unique<Unary>(step);
+}
+std::unique_ptr<Op> make_clip(StepChecker& step) {
+    return std::make_unique<Clip>(step);
+}
+std::unique_ptr<Op> make_binary(StepChecker& step) {
+    return std::make_unique<Binary>(step);
+}
 
 }  // namespace castiron::host

@@ -49,7 +49,8 @@ private:
         switch (layout_) {
             case Layout::kPlain:
                 if (bf16_) {
-                    kernels_.scale_bf16(reinterpret_cast<const uint16_t*>(data_) + row * width_, to, width_, scale_);
+                    kernels_.scale_bf16(reinterpret_cast<const uint16_t*>(data_) + row * width_, to, width_,
+                                        scale_);
                 } else {
                     const float* from = reinterpret_cast<const float*>(data_) + row * width_;
                     for (int64_t i = 0; i < width_; ++i) to[i] = from[i] * scale_;
@@ -83,6 +84,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_embedding(StepChecker& step) { return std::make_unique<Embedding>(step); }
+std::unique_ptr<Op> make_embedding(StepChecker& step) {
+    return std::make_unique<Embedding>(step);
+}
 
 }  // namespace castiron::host

@@ -20,12 +20,13 @@ public:
         if (y_.shape[0] != x_.shape[0]) step.fail("input and output have different rows");
 
         const ResolvedWeight& w = step.weight(0);
-        if (w.weight->layout == Layout::kPlain || w.weight->shape.size() != 2) step.fail("weight '" + w.weight->name + "' must be packed in panels");
+        if (w.weight->layout == Layout::kPlain || w.weight->shape.size() != 2)
+            step.fail("weight '" + w.weight->name + "' must be packed in panels");
         const int64_t expected = gated ? 2 * blocks_ * 16 : args_.n;
         if (w.weight->shape[0] != expected || w.weight->shape[1] != args_.k) {
-            step.fail("weight '" + w.weight->name + "' has shape [" + std::to_string(w.weight->shape[0]) + ", " +
-                      std::to_string(w.weight->shape[1]) + "], expected [" + std::to_string(expected) + ", " +
-                      std::to_string(args_.k) + "]");
+            step.fail("weight '" + w.weight->name + "' has shape [" + std::to_string(w.weight->shape[0]) +
+                      ", " + std::to_string(w.weight->shape[1]) + "], expected [" + std::to_string(expected) +
+                      ", " + std::to_string(args_.k) + "]");
         }
         args_.weight = w.data;
         args_.bf16 = w.weight->dtype == DType::kBF16;
@@ -86,6 +87,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_linear(StepChecker& step) { return std::make_unique<Linear>(step); }
+std::unique_ptr<Op> make_linear(StepChecker& step) {
+    return std::make_unique<Linear>(step);
+}
 
 }  // namespace castiron::host

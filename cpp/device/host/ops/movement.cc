@@ -1,4 +1,5 @@
-// Ops that only move elements: copy, transpose, slice, concat, gather_rows, gather. They serve f32 and i32 alike.
+// Ops that only move elements: copy, transpose, slice, concat, gather_rows, gather. They serve f32 and i32
+// alike.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -65,7 +66,8 @@ public:
         const std::byte* from = context.arena + x_.offset;
         if (!x_.view) {
             const auto [begin, end] = lane.share(context.elements(x_), 16);
-            std::memcpy(to + static_cast<size_t>(begin) * kElement, from + static_cast<size_t>(begin) * kElement,
+            std::memcpy(to + static_cast<size_t>(begin) * kElement,
+                        from + static_cast<size_t>(begin) * kElement,
                         static_cast<size_t>(end - begin) * kElement);
             return;
         }
@@ -73,7 +75,8 @@ public:
         const auto [begin, end] = lane.share(context.bind(x_.shape[0]));
         for (int64_t row = begin; row < end; ++row) {
             const auto r = static_cast<size_t>(row);
-            std::memcpy(to + r * columns * kElement, from + r * static_cast<size_t>(x_.row_stride) * kElement, columns * kElement);
+            std::memcpy(to + r * columns * kElement, from + r * static_cast<size_t>(x_.row_stride) * kElement,
+                        columns * kElement);
         }
     }
 
@@ -92,14 +95,16 @@ public:
         const std::vector<int64_t> perm = step.integers("perm");
         const size_t rank = x_.shape.size();
         std::array<bool, 6> seen{};
-        if (perm.size() != rank || y_.shape.size() != rank) step.fail("perm and output must have the input's axes");
+        if (perm.size() != rank || y_.shape.size() != rank)
+            step.fail("perm and output must have the input's axes");
         for (size_t i = 0; i < rank; ++i) {
             if (perm[i] < 0 || perm[i] >= static_cast<int64_t>(rank) || seen[static_cast<size_t>(perm[i])]) {
                 step.fail("perm is not a permutation of the axes");
             }
             seen[static_cast<size_t>(perm[i])] = true;
             perm_[i] = static_cast<size_t>(perm[i]);
-            if (y_.shape[i] != x_.shape[perm_[i]]) step.fail("output shape " + shape_text(y_.shape) + " is not the permuted input's");
+            if (y_.shape[i] != x_.shape[perm_[i]])
+                step.fail("output shape " + shape_text(y_.shape) + " is not the permuted input's");
         }
         step.finish();
     }
@@ -149,7 +154,8 @@ public:
         start_ = step.integer("start", 0, int64_t{1} << 40);
         step_ = step.integer_or("step", 1, -(int64_t{1} << 40), int64_t{1} << 40);
         for (size_t i = 0; i < x_.shape.size(); ++i) {
-            if (i != axis_ && x_.shape[i] != y_.shape[i]) step.fail("shapes may differ on the sliced axis only");
+            if (i != axis_ && x_.shape[i] != y_.shape[i])
+                step.fail("shapes may differ on the sliced axis only");
         }
         const Dim in = x_.shape[axis_], out = y_.shape[axis_];
         if (in.symbolic() || out.symbolic()) {
@@ -159,8 +165,9 @@ public:
             if (__builtin_mul_overflow(out.value - 1, step_, &reach)) step.fail("step is too large");
             reach += start_;
             if (start_ >= in.value || reach < 0 || reach >= in.value) {
-                step.fail("start " + std::to_string(start_) + ", step " + std::to_string(step_) + ", length " +
-                          std::to_string(out.value) + " leave an axis of " + std::to_string(in.value));
+                step.fail("start " + std::to_string(start_) + ", step " + std::to_string(step_) +
+                          ", length " + std::to_string(out.value) + " leave an axis of " +
+                          std::to_string(in.value));
             }
         }
         step.finish();
@@ -174,8 +181,8 @@ public:
         std::byte* y = context.arena + y_.offset;
         for (int64_t line = begin; line < end; ++line) {
             const int64_t from = (line / length * whole + start_ + line % length * step_) * inner;
-            std::memcpy(y + static_cast<size_t>(line * inner) * kElement, x + static_cast<size_t>(from) * kElement,
-                        static_cast<size_t>(inner) * kElement);
+            std::memcpy(y + static_cast<size_t>(line * inner) * kElement,
+                        x + static_cast<size_t>(from) * kElement, static_cast<size_t>(inner) * kElement);
         }
     }
 
@@ -197,9 +204,11 @@ public:
             const Operand& x = step.input(i);
             step.check_contiguous(x);
             check_same_dtype(step, x, y_);
-            if (x.shape.size() != y_.shape.size()) step.fail("'" + x.name + "' has other axes than the output");
+            if (x.shape.size() != y_.shape.size())
+                step.fail("'" + x.name + "' has other axes than the output");
             for (size_t a = 0; a < x.shape.size(); ++a) {
-                if (a != axis_ && x.shape[a] != y_.shape[a]) step.fail("'" + x.name + "' differs from the output on another axis");
+                if (a != axis_ && x.shape[a] != y_.shape[a])
+                    step.fail("'" + x.name + "' differs from the output on another axis");
             }
             if (x.shape[axis_].symbolic()) step.fail("T and N axes cannot be joined");
             total += x.shape[axis_].value;
@@ -255,7 +264,8 @@ public:
                 context.report("gather_rows: a row index is out of range");
                 std::memset(to, 0, static_cast<size_t>(columns) * kElement);
             } else {
-                std::memcpy(to, context.f32(x_) + row * x_.row_stride, static_cast<size_t>(columns) * kElement);
+                std::memcpy(to, context.f32(x_) + row * x_.row_stride,
+                            static_cast<size_t>(columns) * kElement);
             }
         }
     }
@@ -264,7 +274,8 @@ private:
     Operand x_, rows_, y_;
 };
 
-// ONNX Gather: output shape is x's with the axis replaced by the indices' axes; negative indices count from the end.
+// ONNX Gather: output shape is x's with the axis replaced by the indices' axes; negative indices count from
+// the end.
 class Gather final : public Op {
 public:
     explicit Gather(StepChecker& step) {
@@ -286,8 +297,10 @@ public:
         axis_ = step.step().attrs.contains("axis") ? read_axis(step, shape_.size()) : 0;
         std::vector<Dim> expected(shape_.begin(), shape_.begin() + static_cast<std::ptrdiff_t>(axis_));
         expected.insert(expected.end(), indices_.shape.begin(), indices_.shape.end());
-        expected.insert(expected.end(), shape_.begin() + static_cast<std::ptrdiff_t>(axis_) + 1, shape_.end());
-        if (y_.shape != expected) step.fail("output has shape " + shape_text(y_.shape) + ", expected " + shape_text(expected));
+        expected.insert(expected.end(), shape_.begin() + static_cast<std::ptrdiff_t>(axis_) + 1,
+                        shape_.end());
+        if (y_.shape != expected)
+            step.fail("output has shape " + shape_text(y_.shape) + ", expected " + shape_text(expected));
         step.finish();
     }
 
@@ -320,11 +333,23 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_copy(StepChecker& step) { return std::make_unique<Copy>(step); }
-std::unique_ptr<Op> make_transpose(StepChecker& step) { return std::make_unique<Transpose>(step); }
-std::unique_ptr<Op> make_slice(StepChecker& step) { return std::make_unique<Slice>(step); }
-std::unique_ptr<Op> make_concat(StepChecker& step) { return std::make_unique<Concat>(step); }
-std::unique_ptr<Op> make_gather_rows(StepChecker& step) { return std::make_unique<GatherRows>(step); }
-std::unique_ptr<Op> make_gather(StepChecker& step) { return std::make_unique<Gather>(step); }
+std::unique_ptr<Op> make_copy(StepChecker& step) {
+    return std::make_unique<Copy>(step);
+}
+std::unique_ptr<Op> make_transpose(StepChecker& step) {
+    return std::make_unique<Transpose>(step);
+}
+std::unique_ptr<Op> make_slice(StepChecker& step) {
+    return std::make_unique<Slice>(step);
+}
+std::unique_ptr<Op> make_concat(StepChecker& step) {
+    return std::make_unique<Concat>(step);
+}
+std::unique_ptr<Op> make_gather_rows(StepChecker& step) {
+    return std::make_unique<GatherRows>(step);
+}
+std::unique_ptr<Op> make_gather(StepChecker& step) {
+    return std::make_unique<Gather>(step);
+}
 
 }  // namespace castiron::host

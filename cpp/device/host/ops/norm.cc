@@ -19,7 +19,8 @@ public:
         args_.group = add_ ? 0 : step.integer_or("group", 0, 0, args_.columns);
         if (args_.group == 0) args_.group = args_.columns;
         if (args_.columns % args_.group != 0) {
-            step.fail("group " + std::to_string(args_.group) + " does not divide " + std::to_string(args_.columns) + " columns");
+            step.fail("group " + std::to_string(args_.group) + " does not divide " +
+                      std::to_string(args_.columns) + " columns");
         }
         const double eps = step.number("eps");
         if (eps < 0) step.fail("eps is negative");
@@ -60,6 +61,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_norm(StepChecker& step) { return std::make_unique<Norm>(step); }
+std::unique_ptr<Op> make_norm(StepChecker& step) {
+    return std::make_unique<Norm>(step);
+}
 
 }  // namespace castiron::host

@@ -6,9 +6,10 @@
 namespace castiron::host {
 namespace {
 
-// Work is cut into units of one sequence, one KV head and up to 48 packed rows (query tokens x query heads of the
-// KV head). Where that gives too few units for the threads (one request decoding), units are cut by segment of
-// keys as well; the partial results are then merged in the same order, so the outcome is the same bit for bit.
+// Work is cut into units of one sequence, one KV head and up to 48 packed rows (query tokens x query heads of
+// the KV head). Where that gives too few units for the threads (one request decoding), units are cut by
+// segment of keys as well; the partial results are then merged in the same order, so the outcome is the same
+// bit for bit.
 class PagedAttention final : public Op {
 public:
     explicit PagedAttention(StepChecker& step) : kernels_(step.kernels()) {
@@ -43,7 +44,9 @@ public:
         max_segments_ = (step.program().limits.max_seq_len + kSegmentKeys - 1) / kSegmentKeys;
     }
 
-    [[nodiscard]] size_t scratch_floats() const override { return attention_scratch_floats(args_.head_dim, args_.v_head_dim); }
+    [[nodiscard]] size_t scratch_floats() const override {
+        return attention_scratch_floats(args_.head_dim, args_.v_head_dim);
+    }
 
     // Room for the splits of as many decodes as leave threads idle, within 16 MiB.
     [[nodiscard]] size_t workspace_floats(int parts) const override {
@@ -52,7 +55,9 @@ public:
         return static_cast<size_t>(std::min(rows * max_segments_ * partial_floats_, kMaxWorkspaceFloats));
     }
 
-    [[nodiscard]] int phases(const StepContext& context, int parts) const override { return split(context, parts) ? 2 : 1; }
+    [[nodiscard]] int phases(const StepContext& context, int parts) const override {
+        return split(context, parts) ? 2 : 1;
+    }
 
     void run(const StepContext& context, const Lane& lane, int phase) const override {
         if (phase == 1) {
@@ -69,7 +74,9 @@ private:
     static constexpr int64_t kMaxWorkspaceFloats = int64_t{4} << 20;
 
     [[nodiscard]] int64_t rows_of(const SequenceSlice& s) const { return int64_t{s.num_rows} * args_.group; }
-    [[nodiscard]] static int64_t chunks_of(int64_t rows) { return (rows + kMaxAttentionRows - 1) / kMaxAttentionRows; }
+    [[nodiscard]] static int64_t chunks_of(int64_t rows) {
+        return (rows + kMaxAttentionRows - 1) / kMaxAttentionRows;
+    }
 
     // Segments that a sequence's rows may see: [first, last].
     [[nodiscard]] std::pair<int64_t, int64_t> segments_of(const SequenceSlice& s) const {
@@ -94,7 +101,8 @@ private:
         return split_units > units && static_cast<size_t>(floats) <= workspace_floats(parts);
     }
 
-    [[nodiscard]] AttentionArgs bind(const StepContext& context, const SequenceSlice& s, int64_t kv_head) const {
+    [[nodiscard]] AttentionArgs bind(const StepContext& context, const SequenceSlice& s,
+                                     int64_t kv_head) const {
         AttentionArgs a = args_;
         const KvCache::LayerView& layer = context.kv->layer(layer_);
         a.q = context.f32(q_) + s.first_row * q_.row_stride;
@@ -116,8 +124,10 @@ private:
             const int64_t rows = rows_of(s), chunks = chunks_of(rows), units = chunks * kv_heads_;
             for (; unit < base + units; unit = context.next()) {
                 // Late rows see the most keys: first, so that the threads finish together.
-                const int64_t chunk = chunks - 1 - (unit - base) / kv_heads_, kv_head = (unit - base) % kv_heads_;
-                kernels_.attention(bind(context, s, kv_head), rows * chunk / chunks, rows * (chunk + 1) / chunks, lane.scratch);
+                const int64_t chunk = chunks - 1 - (unit - base) / kv_heads_,
+                              kv_head = (unit - base) % kv_heads_;
+                kernels_.attention(bind(context, s, kv_head), rows * chunk / chunks,
+                                   rows * (chunk + 1) / chunks, lane.scratch);
             }
             base += units;
         }
@@ -137,7 +147,8 @@ private:
                 const int64_t kv_head = (unit - base) / segments / chunks;
                 const int64_t begin = rows * chunk / chunks, end = rows * (chunk + 1) / chunks;
                 float* to = partials + (kv_head * rows + begin) * row_stride + segment * partial_floats_;
-                kernels_.attention_segment(bind(context, s, kv_head), begin, end, first + segment, to, row_stride, lane.scratch);
+                kernels_.attention_segment(bind(context, s, kv_head), begin, end, first + segment, to,
+                                           row_stride, lane.scratch);
             }
             base += units;
             partials += kv_heads_ * rows * row_stride;
@@ -153,8 +164,9 @@ private:
             const int64_t rows = rows_of(s), segments = last - first + 1, units = kv_heads_ * rows;
             for (; unit < base + units; unit = context.next()) {
                 const int64_t kv_head = (unit - base) / rows, row = (unit - base) % rows;
-                kernels_.attention_merge(bind(context, s, kv_head), row, partials + (unit - base) * segments * partial_floats_,
-                                         segments, lane.scratch);
+                kernels_.attention_merge(bind(context, s, kv_head), row,
+                                         partials + (unit - base) * segments * partial_floats_, segments,
+                                         lane.scratch);
             }
             base += units;
             partials += units * segments * partial_floats_;
@@ -170,6 +182,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_paged_attention(StepChecker& step) { return std::make_unique<PagedAttention>(step); }
+std::unique_ptr<Op> make_paged_attention(StepChecker& step) {
+    return std::make_unique<PagedAttention>(step);
+}
 
 }  // namespace castiron::host

@@ -13,7 +13,8 @@ public:
         step.check(x_, DType::kF32, x_.shape);
         std::vector<Dim> gone(x_.shape.begin(), x_.shape.end() - 1), kept = gone;
         kept.push_back(Dim{1});
-        if (y_.shape != gone && y_.shape != kept) step.fail("output must be the input without its last axis, or with one of size 1");
+        if (y_.shape != gone && y_.shape != kept)
+            step.fail("output must be the input without its last axis, or with one of size 1");
         step.check_f32(y_);
         const std::string fn = step.text("fn");
         if (fn == "sum") {
@@ -92,7 +93,8 @@ public:
         if (m == 0 || n == 0) return;
         const auto [begin, end] = lane.share(context.elements(y_) / n);
         for (int64_t row = begin; row < end; ++row) {
-            kernels_.matmul(context.f32(a_) + row * k, context.f32(b_) + row / m * k * n, context.f32(y_) + row * n, k, n);
+            kernels_.matmul(context.f32(a_) + row * k, context.f32(b_) + row / m * k * n,
+                            context.f32(y_) + row * n, k, n);
         }
     }
 
@@ -103,8 +105,14 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_reduce(StepChecker& step) { return std::make_unique<Reduce>(step); }
-std::unique_ptr<Op> make_softmax(StepChecker& step) { return std::make_unique<Softmax>(step); }
-std::unique_ptr<Op> make_matmul(StepChecker& step) { return std::make_unique<MatMul>(step); }
+std::unique_ptr<Op> make_reduce(StepChecker& step) {
+    return std::make_unique<Reduce>(step);
+}
+std::unique_ptr<Op> make_softmax(StepChecker& step) {
+    return std::make_unique<Softmax>(step);
+}
+std::unique_ptr<Op> make_matmul(StepChecker& step) {
+    return std::make_unique<MatMul>(step);
+}
 
 }  // namespace castiron::host

@@ -35,9 +35,9 @@ constexpr std::pair<std::string_view, Maker> kMakers[] = {
 };
 
 constexpr std::pair<std::string_view, Activation> kActivations[] = {
-    {"none", Activation::kNone},           {"silu", Activation::kSilu},   {"gelu_tanh", Activation::kGeluTanh},
-    {"gelu_erf", Activation::kGeluErf},    {"relu", Activation::kRelu},   {"gelu_quick", Activation::kGeluQuick},
-    {"relu2", Activation::kRelu2},         {"tanh", Activation::kTanh},   {"sigmoid", Activation::kSigmoid},
+    {"none", Activation::kNone},        {"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh},
+    {"gelu_erf", Activation::kGeluErf}, {"relu", Activation::kRelu}, {"gelu_quick", Activation::kGeluQuick},
+    {"relu2", Activation::kRelu2},      {"tanh", Activation::kTanh}, {"sigmoid", Activation::kSigmoid},
 };
 
 }  // namespace

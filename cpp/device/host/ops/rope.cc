@@ -28,8 +28,9 @@ public:
     void run(const StepContext& context, const Lane& lane, int) const override {
         const auto [begin, end] = lane.share(context.bind(x_.shape[0]));
         for (int64_t t = begin; t < end; ++t) {
-            table_->rotate(context, kernels_, heads_, context.i32(positions_)[t], context.f32(x_) + t * x_.row_stride,
-                          context.f32(y_) + t * heads_ * head_dim_, lane.scratch);
+            table_->rotate(context, kernels_, heads_, context.i32(positions_)[t],
+                           context.f32(x_) + t * x_.row_stride, context.f32(y_) + t * heads_ * head_dim_,
+                           lane.scratch);
         }
     }
 
@@ -42,6 +43,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_rope(StepChecker& step) { return std::make_unique<Rope>(step); }
+std::unique_ptr<Op> make_rope(StepChecker& step) {
+    return std::make_unique<Rope>(step);
+}
 
 }  // namespace castiron::host

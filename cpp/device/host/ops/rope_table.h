@@ -13,7 +13,8 @@ public:
         const int64_t rotary = step.integer("rotary_dim", 2, head_dim);
         if (rotary % 2 != 0) step.fail("rotary_dim " + std::to_string(rotary) + " is odd");
         const std::vector<int64_t>& shape = step.weight(0).weight->shape;
-        if (shape.size() != 2 || shape[1] != rotary / 2) step.fail("the cos table must be [positions, rotary_dim / 2]");
+        if (shape.size() != 2 || shape[1] != rotary / 2)
+            step.fail("the cos table must be [positions, rotary_dim / 2]");
         positions_ = shape[0];
         half_ = rotary / 2;
         cos_ = step.vector_weight(0, {positions_, half_});
@@ -26,8 +27,8 @@ public:
 
     // Rotates one token's heads; x may be y. A position outside the tables is reported and leaves y unrotated
     // by position 0, never read out of bounds.
-    void rotate(const StepContext& context, const KernelTable& kernels, int64_t heads, int64_t position, const float* x,
-                float* y, float* scratch) const {
+    void rotate(const StepContext& context, const KernelTable& kernels, int64_t heads, int64_t position,
+                const float* x, float* y, float* scratch) const {
         if (position < 0 || position >= positions_) {
             context.report("rope: a position is outside the cos and sin tables");
             position = 0;

@@ -82,6 +82,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Op> make_write_kv(StepChecker& step) { return std::make_unique<WriteKv>(step); }
+std::unique_ptr<Op> make_write_kv(StepChecker& step) {
+    return std::make_unique<WriteKv>(step);
+}
 
 }  // namespace castiron::host

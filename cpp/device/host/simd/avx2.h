@@ -1,7 +1,7 @@
 // Sixteen float lanes as two AVX2 registers. Included inside the ISA's namespace: no guard, no includes.
 //
-// All instruction sets offer the same sixteen lanes and the same order of every sum, so that their results are
-// equal bit for bit; a kernel tested in one is tested in the others but for this file.
+// All instruction sets offer the same sixteen lanes and the same order of every sum, so that their results
+// are equal bit for bit; a kernel tested in one is tested in the others but for this file.
 
 #define CASTIRON_INLINE static inline __attribute__((always_inline))
 
@@ -16,7 +16,8 @@ inline constexpr int kLanes = 16;
 // The largest microkernel whose accumulators stay in registers: rows x vectors (12 of 16 registers).
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVecs = 1;
-inline constexpr int kStreamVecs = 4;  // vectors at once for one row: hides the latency of fused multiply-adds
+inline constexpr int kStreamVecs =
+    4;  // vectors at once for one row: hides the latency of fused multiply-adds
 
 alignas(64) static const int kTailMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
                                               0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0};
@@ -28,7 +29,9 @@ CASTIRON_INLINE __m256i tail_mask_high(int n) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kTailMask + 24 - n));
 }
 
-CASTIRON_INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+CASTIRON_INLINE Vec zero() {
+    return {_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
 CASTIRON_INLINE Vec set1(float x) {
     const __m256 v = _mm256_set1_ps(x);
     return {v, v};
@@ -36,7 +39,9 @@ CASTIRON_INLINE Vec set1(float x) {
 CASTIRON_INLINE Vec lane_index() {
     return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};
 }
-CASTIRON_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+CASTIRON_INLINE Vec load(const float* p) {
+    return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 CASTIRON_INLINE void store(float* p, Vec v) {
     _mm256_storeu_ps(p, v.lo);
     _mm256_storeu_ps(p + 8, v.hi);
@@ -44,7 +49,8 @@ CASTIRON_INLINE void store(float* p, Vec v) {
 // The first n lanes (0 <= n <= 16); the others read as zero, and memory behind them is not touched.
 CASTIRON_INLINE Vec load_n(const float* p, int n) {
     if (n >= 16) return load(p);
-    return {_mm256_maskload_ps(p, tail_mask(n)), n > 8 ? _mm256_maskload_ps(p + 8, tail_mask_high(n)) : _mm256_setzero_ps()};
+    return {_mm256_maskload_ps(p, tail_mask(n)),
+            n > 8 ? _mm256_maskload_ps(p + 8, tail_mask_high(n)) : _mm256_setzero_ps()};
 }
 CASTIRON_INLINE void store_n(float* p, Vec v, int n) {
     if (n >= 16) return store(p, v);
@@ -72,10 +78,18 @@ CASTIRON_INLINE Vec load_pair_odd(const uint16_t* p) {
     return {_mm256_castsi256_ps(_mm256_and_si256(lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(hi, mask))};
 }
 
-CASTIRON_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-CASTIRON_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-CASTIRON_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-CASTIRON_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+CASTIRON_INLINE Vec add(Vec a, Vec b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+CASTIRON_INLINE Vec sub(Vec a, Vec b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+CASTIRON_INLINE Vec mul(Vec a, Vec b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+CASTIRON_INLINE Vec div(Vec a, Vec b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
 // a * b + c and c - a * b, rounded once.
 CASTIRON_INLINE Vec fma(Vec a, Vec b, Vec c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
@@ -84,9 +98,15 @@ CASTIRON_INLINE Vec fnma(Vec a, Vec b, Vec c) {
     return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
 // Where an operand is not a number the second one is returned.
-CASTIRON_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
-CASTIRON_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-CASTIRON_INLINE Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+CASTIRON_INLINE Vec min(Vec a, Vec b) {
+    return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
+CASTIRON_INLINE Vec max(Vec a, Vec b) {
+    return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+CASTIRON_INLINE Vec sqrt(Vec a) {
+    return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)};
+}
 CASTIRON_INLINE Vec round(Vec a) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
@@ -130,4 +150,6 @@ CASTIRON_INLINE float largest(Vec v) {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-CASTIRON_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+CASTIRON_INLINE void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}

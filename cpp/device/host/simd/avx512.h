@@ -16,17 +16,31 @@ inline constexpr int kTileRows = 12;
 inline constexpr int kTileVecs = 2;
 inline constexpr int kStreamVecs = 8;
 
-CASTIRON_INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+CASTIRON_INLINE __mmask16 first(int n) {
+    return static_cast<__mmask16>((1u << n) - 1u);
+}
 
-CASTIRON_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
-CASTIRON_INLINE Vec set1(float x) { return {_mm512_set1_ps(x)}; }
+CASTIRON_INLINE Vec zero() {
+    return {_mm512_setzero_ps()};
+}
+CASTIRON_INLINE Vec set1(float x) {
+    return {_mm512_set1_ps(x)};
+}
 CASTIRON_INLINE Vec lane_index() {
     return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
 }
-CASTIRON_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
-CASTIRON_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v.v); }
-CASTIRON_INLINE Vec load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
-CASTIRON_INLINE void store_n(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first(n), v.v); }
+CASTIRON_INLINE Vec load(const float* p) {
+    return {_mm512_loadu_ps(p)};
+}
+CASTIRON_INLINE void store(float* p, Vec v) {
+    _mm512_storeu_ps(p, v.v);
+}
+CASTIRON_INLINE Vec load_n(const float* p, int n) {
+    return {_mm512_maskz_loadu_ps(first(n), p)};
+}
+CASTIRON_INLINE void store_n(float* p, Vec v, int n) {
+    _mm512_mask_storeu_ps(p, first(n), v.v);
+}
 
 CASTIRON_INLINE Vec load_bf16(const uint16_t* p) {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -40,18 +54,42 @@ CASTIRON_INLINE Vec load_pair_odd(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
 }
 
-CASTIRON_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
-CASTIRON_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
-CASTIRON_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
-CASTIRON_INLINE Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
-CASTIRON_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-CASTIRON_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
-CASTIRON_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
-CASTIRON_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
-CASTIRON_INLINE Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.v)}; }
-CASTIRON_INLINE Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-CASTIRON_INLINE Vec abs(Vec a) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0f), a.v)}; }
-CASTIRON_INLINE Vec neg(Vec a) { return {_mm512_xor_ps(_mm512_set1_ps(-0.0f), a.v)}; }
+CASTIRON_INLINE Vec add(Vec a, Vec b) {
+    return {_mm512_add_ps(a.v, b.v)};
+}
+CASTIRON_INLINE Vec sub(Vec a, Vec b) {
+    return {_mm512_sub_ps(a.v, b.v)};
+}
+CASTIRON_INLINE Vec mul(Vec a, Vec b) {
+    return {_mm512_mul_ps(a.v, b.v)};
+}
+CASTIRON_INLINE Vec div(Vec a, Vec b) {
+    return {_mm512_div_ps(a.v, b.v)};
+}
+CASTIRON_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+CASTIRON_INLINE Vec fnma(Vec a, Vec b, Vec c) {
+    return {_mm512_fnmadd_ps(a.v, b.v, c.v)};
+}
+CASTIRON_INLINE Vec min(Vec a, Vec b) {
+    return {_mm512_min_ps(a.v, b.v)};
+}
+CASTIRON_INLINE Vec max(Vec a, Vec b) {
+    return {_mm512_max_ps(a.v, b.v)};
+}
+CASTIRON_INLINE Vec sqrt(Vec a) {
+    return {_mm512_sqrt_ps(a.v)};
+}
+CASTIRON_INLINE Vec round(Vec a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+CASTIRON_INLINE Vec abs(Vec a) {
+    return {_mm512_andnot_ps(_mm512_set1_ps(-0.0f), a.v)};
+}
+CASTIRON_INLINE Vec neg(Vec a) {
+    return {_mm512_xor_ps(_mm512_set1_ps(-0.0f), a.v)};
+}
 CASTIRON_INLINE Vec copysign(Vec magnitude, Vec sign) {
     const __m512 bit = _mm512_set1_ps(-0.0f);
     return {_mm512_or_ps(_mm512_andnot_ps(bit, magnitude.v), _mm512_and_ps(bit, sign.v))};
@@ -60,7 +98,9 @@ CASTIRON_INLINE Vec pow2(Vec n) {
     return {_mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
 }
-CASTIRON_INLINE Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+CASTIRON_INLINE Mask less(Vec a, Vec b) {
+    return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)};
+}
 CASTIRON_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) {
     return {_mm512_mask_blend_ps(m.m, if_clear.v, if_set.v)};
 }
@@ -76,4 +116,6 @@ CASTIRON_INLINE float largest(Vec v) {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-CASTIRON_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+CASTIRON_INLINE void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}

@@ -22,7 +22,9 @@ CASTIRON_INLINE Vec each(F f) {
     for (int i = 0; i < 16; ++i) r.v[i] = f(i);
     return r;
 }
-CASTIRON_INLINE float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+CASTIRON_INLINE float from_bits(uint32_t bits) {
+    return __builtin_bit_cast(float, bits);
+}
 
 CASTIRON_INLINE Vec zero() {
     return each([](int) { return 0.0f; });
@@ -97,8 +99,9 @@ CASTIRON_INLINE Vec copysign(Vec magnitude, Vec sign) {
 CASTIRON_INLINE Vec pow2(Vec n) {
     return each([&](int i) {
         const float f = n.v[i];
-        const uint32_t whole = f >= -2147483648.0f && f < 2147483648.0f ? static_cast<uint32_t>(static_cast<int>(f))
-                                                                        : 0x80000000u;
+        const uint32_t whole = f >= -2147483648.0f && f < 2147483648.0f
+                                   ? static_cast<uint32_t>(static_cast<int>(f))
+                                   : 0x80000000u;
         return from_bits((whole + 127u) << 23);
     });
 }
