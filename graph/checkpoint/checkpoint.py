@@ -43,6 +43,7 @@ class Checkpoint:
     ``folder``      the folder that is read: the source, or its converted form
     ``config``      config.json, ``generation_config`` likewise ({} when there is none)
     ``tensors``     every stored tensor that counts, by stored name
+    ``eos_token_ids``  every token that ends a sequence
     ``notes``       sentences for the user: files left out, conversions, ties
     """
 
@@ -53,7 +54,8 @@ class Checkpoint:
         self.generation_config: Mapping[str, Any] = MappingProxyType(read_generation_config(folder))
         shards = read_shards(folder)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(shards.tensors)
-        self.notes: list[str] = [*notes, *shards.notes]
+        self.eos_token_ids, eos_notes = eos_token_ids(self.config, self.generation_config)
+        self.notes: list[str] = [*notes, *shards.notes, *eos_notes]
         self._files = FileReader()
 
     @classmethod
@@ -232,6 +234,16 @@ class Checkpoint:
             f"{close}. The checkpoint is incomplete, or config.json belongs to another model."
         )
 
+    def resolve_like(self, parameter: str, shape: Collection[int]) -> TensorInfo:
+        """``resolve``, and ``CheckpointError`` if the stored tensor has another shape than the model's."""
+        stored = self.resolve(parameter)
+        if stored.shape != tuple(shape):
+            raise CheckpointError(
+                f"{self.folder}: tensor {stored.name!r} has shape {list(stored.shape)}, but config.json makes "
+                f"the parameter {parameter!r} {list(shape)}. Config and weights are of different models."
+            )
+        return stored
+
     def account(
         self, used: Collection[str], unused_parameters: Mapping[str, str] | None = None
     ) -> AccountReport:
@@ -286,11 +298,6 @@ class Checkpoint:
         )
 
     # -- facts for the manifest ------------------------------------------------------------------------------
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a sequence; see ``config.eos_token_ids``."""
-        return eos_token_ids(self.config, self.generation_config)
 
     @cached_property
     def fingerprint(self) -> str:

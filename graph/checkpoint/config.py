@@ -49,12 +49,14 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every token that ends a sequence, ascending and unique.
+def eos_token_ids(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Every token that ends a sequence, ascending and unique, and sentences about ids left out.
 
     ``eos_token_id`` may stand in the config, in its text part and in the generation config, as a number or as
-    a list; models keep end-of-turn tokens in one and end-of-text in the other, so the union counts. Ids that
-    the vocabulary does not have are an error.
+    a list; models keep end-of-turn tokens in one and end-of-text in the other, so the union counts. An id
+    that the vocabulary does not have can never be generated: it is left out and told.
     """
     text = config.get("text_config")
     places: list[tuple[str, Mapping[str, Any]]] = [("config.json", config)]
@@ -63,6 +65,7 @@ def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any
     places.append(("generation_config.json", generation_config))
     vocab_size = config.get("vocab_size") or (text or {}).get("vocab_size")
     found: set[int] = set()
+    notes: list[str] = []
     for place, values in places:
         value = values.get("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
@@ -73,9 +76,9 @@ def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any
             if token == -1:  # written by some tools for "none"
                 continue
             if token < 0 or (isinstance(vocab_size, int) and token >= vocab_size):
-                raise CheckpointError(
-                    f"{place}: eos_token_id {token} is outside the vocabulary of {vocab_size} tokens; "
-                    "correct it."
+                notes.append(
+                    f"{place}: eos_token_id {token} is outside the vocabulary of {vocab_size}; ignored"
                 )
+                continue
             found.add(token)
-    return tuple(sorted(found))
+    return tuple(sorted(found)), tuple(dict.fromkeys(notes))

@@ -65,7 +65,7 @@ def renamed(stored: Iterable[str], names: ModelNames) -> dict[str, str]:
             if pattern is not None:
                 raise CheckpointError(
                     f"tensor {stored_name!r} is one of several that {names.class_name} combines into one "
-                    f"parameter (pattern {pattern!r}); this version reads checkpoints that store parameters whole."
+                    f"parameter (pattern {pattern!r}); this version needs parameters stored whole."
                 )
         if name in result:
             raise CheckpointError(
