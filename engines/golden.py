@@ -185,6 +185,8 @@ def read_golden(arrays: Mapping[str, np.ndarray[Any, Any]], vocab_size: int) -> 
             or not _within(continuation, vocab_size)
             or not _within(rows, len(tokens))
             or not 1 <= int(prefix[0]) <= len(tokens)
+            or not len(rows)
+            or (len(continuation) and int(prefix[0]) - 1 not in rows)
             or logits.dtype != np.float32
             or decode_logits.dtype != np.float32
             or not (np.isfinite(logits).all() and np.isfinite(decode_logits).all())

@@ -129,7 +129,8 @@ def open_engine(path: str | os.PathLike[str]) -> Engine:
     """
     folder = Path(path)
     where = str(folder)
-    if "\0" in where or not folder.is_dir():
+    # os.path.isdir answers False where Path.is_dir raises: a forbidden parent, a name too long.
+    if not os.path.isdir(folder):
         raise EngineError(
             f"{where!r} is not a folder. Give the folder that castiron build wrote (--output-dir)."
         )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from castiron.errors import BuildError, EngineError
 
-from .files import read_exact
+from .files import open_regular, read_exact
 from .program import Weight
 
 ALIGNMENT = 64
@@ -166,7 +166,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     Every tensor must be of a known dtype, 64-byte aligned, inside the file, and the data must be covered
     without gaps and overlaps. Raises EngineError otherwise.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         file_size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(read_exact(file, 8, path.name), "little")
         if length > min(MAX_HEADER_BYTES, file_size - 8):

@@ -91,7 +91,7 @@ def open_session(
         "max_queue_size": 1 << 20,
         "vocab_limit": tokens.vocab_size_used,
     }
-    core_module = _import_core()
+    core_module = import_core()
     try:
         core = core_module.Engine(
             program.model_dump(),
@@ -148,7 +148,8 @@ def _kv_cache_blocks(options: RuntimeOptions, program: Program) -> int | None:
     return size // each
 
 
-def _import_core() -> Any:
+def import_core() -> Any:
+    """Return the C++ module; raises EngineError when it was not built."""
     try:
         return import_module("._core", __package__)
     except ImportError as e:

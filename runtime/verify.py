@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from castiron.errors import EngineError
 
 from ..engines import Engine, GoldenSequence
 from .core_api import Core, CoreEvent
+from .loading import import_core
 from .verify_report import TOLERANCES, PromptReport, VerifyReport
 
 Floats = npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ class CoreRunner:
 
     def __init__(self, engine: Engine, tokens: int, num_threads: int | None = None) -> None:
         """Load the weights; ``tokens`` is the length of the longest prompt and its continuation."""
-        core = import_module("._core", __package__)
+        core = import_core()
         limits = engine.manifest.limits
         options: dict[str, Any] = {
             "max_batch_size": 1,
@@ -190,49 +190,33 @@ class _Verifier:
             return
         prompt = sequence.tokens[: sequence.prefix]
         tokens, logprobs = self.generate(prompt, count)
-        text = np.concatenate([prompt, np.asarray(tokens, np.int32)])[: self.max_seq_len]
-        own = _log_softmax(self.context_logits(text)[len(prompt) - 1 :][: len(tokens)])
-        own_tops = own[:, : self.used].argmax(-1)
+        text = np.concatenate([prompt, np.asarray(tokens, np.int32)])
+        own = _log_softmax(self.context_logits(text)[len(prompt) - 1 : -1])
         scale = max(1.0, float(np.abs(sequence.logits).max()))
-        errors, kls, agreed = [], [], []
-        for row, (token, found) in enumerate(zip(tokens, logprobs, strict=True)):
-            errors.append(_difference(found, own[row]))
-            margin = own[row, own_tops[row]] - own[row, token]
-            agreed.append(token == own_tops[row])
-            if margin > self.tolerance.margin * scale:
-                self.problems.append(
-                    f"decode: token {row} after {len(prompt)} differs from prefill's by {margin:.3g}"
-                )
-                break
-        followed = 0
-        while (
-            followed < min(len(tokens), len(sequence.continuation))
-            and tokens[followed] == sequence.continuation[followed]
-        ):
-            followed += 1
-        golden = (
-            _log_softmax(sequence.decode_logits)
-            if len(sequence.decode_logits)
-            else np.zeros((0, 1), np.float32)
-        )
-        # Row k of golden follows continuation[k]: it is what token k + 1 was drawn from.
-        for row in range(min(followed, len(golden), len(tokens) - 1)):
-            errors.append(_difference(logprobs[row + 1], golden[row]))
-            kls.append(float(_kl(sequence.decode_logits[row : row + 1], own[row + 1 : row + 2])[0]))
-        if len(sequence.continuation) and followed < min(len(tokens), len(sequence.continuation)):
-            self.check_divergence(index, sequence, followed, tokens[followed], scale)
-        worst = max(errors, default=0.0)
+        own_error = _difference(logprobs, own)
         problem = ""
+        if not own_error <= self.tolerance.own * scale:
+            problem = (
+                f"log-probabilities differ by {own_error:.3g} from the engine's own prefill; at most "
+                f"{self.tolerance.own * scale:.3g} is expected"
+            )
+        followed = _common_length(tokens, sequence.continuation.tolist())
+        if followed < min(len(tokens), len(sequence.continuation)):
+            self.check_divergence(index, sequence, followed, tokens[followed], scale)
+        # Row k of the golden logits follows continuation[k]: token k + 1 was drawn from it.
+        rows = min(followed, len(sequence.decode_logits), len(tokens) - 1)
+        golden_error, kl = 0.0, 0.0
+        if rows:
+            golden = _log_softmax(sequence.decode_logits[:rows])
+            golden_error = _difference(logprobs[1 : rows + 1], golden)
+            kl = float(_kl(sequence.decode_logits[:rows], own[1 : rows + 1]).mean())
         # A log-probability moves with its logit and with the normaliser: twice the bound of one logit.
         bound = 2 * self.tolerance.max_abs * scale
-        if not worst <= bound:
-            problem = f"log-probabilities differ by {worst:.3g}; at most {bound:.3g} is expected"
-        kl = float(np.mean(kls)) if kls else 0.0
-        self.add(
-            PromptReport(
-                "decode", index, len(prompt), len(tokens), worst, kl, float(np.mean(agreed)), problem
-            )
-        )
+        if not golden_error <= bound:
+            problem = f"log-probabilities differ by {golden_error:.3g}; at most {bound:.3g} is expected"
+        agreed = float((own[:, : self.used].argmax(-1) == tokens).mean())
+        worst = max(own_error, golden_error)
+        self.add(PromptReport("decode", index, len(prompt), len(tokens), worst, kl, agreed, problem))
 
     def check_divergence(
         self, index: int, sequence: GoldenSequence, row: int, token: int, scale: float
@@ -327,5 +311,15 @@ def _kl(golden: Floats, found: Floats) -> npt.NDArray[np.float64]:
     return np.asarray((np.exp(p) * (p - q)).sum(-1), np.float64)
 
 
-def _difference(found: dict[int, float], expected: Floats) -> float:
-    return max(abs(value - float(expected[token])) for token, value in found.items())
+def _difference(found: Sequence[dict[int, float]], expected: Floats) -> float:
+    """Return the largest difference of log-probabilities; NaN where one is not a number."""
+    rows = zip(found, expected, strict=True)
+    return float(
+        np.max([abs(value - float(row[token])) for tops, row in rows for token, value in tops.items()])
+    )
+
+
+def _common_length(one: Sequence[int], two: Sequence[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+    )
