@@ -156,7 +156,7 @@ TEST_CASE("whole prefill, chunks, decode steps and any company give the same bit
             const auto b = from.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(begin) * width);
             return Floats(b, b + static_cast<std::ptrdiff_t>(static_cast<size_t>(count) * width));
         };
-        const auto one = layer.graph.device("avx2", 1, 64), two = layer.graph.device("avx2", 2, 64);
+        const auto one = layer.graph.device(main_isa(), 1, 64), two = layer.graph.device(main_isa(), 2, 64);
         const Floats whole = forward(*one, {Run{0, 0, kLength, table(0, 20)}});
         CHECK(same_bits(whole, forward(*two, {Run{0, 0, kLength, table(0, 20)}})));
 
@@ -181,7 +181,7 @@ TEST_CASE("whole prefill, chunks, decode steps and any company give the same bit
 
 TEST_CASE("stale contents of a block, not-a-number included, never reach another sequence") {
     Layer clean({}, 100, 3), poisoned({}, 100, 3);
-    const auto device = clean.graph.device("avx2", 2, 8);
+    const auto device = clean.graph.device(main_isa(), 2, 8);
     const Floats expected = forward(*device, {Run{0, 0, 40, table(0, 2)}});
     Graph& g = poisoned.graph;
     (void)g;
@@ -192,7 +192,7 @@ TEST_CASE("stale contents of a block, not-a-number included, never reach another
         const size_t columns = w.bytes / 4 / 100;
         for (size_t j = 40 * columns; j < w.bytes / 4; ++j) data[j] = NAN;
     }
-    const auto dirty_device = dirty.graph.device("avx2", 2, 8);
+    const auto dirty_device = dirty.graph.device(main_isa(), 2, 8);
     (void)forward(*dirty_device, {Run{40, 0, 60, table(0, 2)}});
     CHECK(same_bits(forward(*dirty_device, {Run{0, 0, 40, table(0, 2)}}), expected));
 }
@@ -244,15 +244,15 @@ TEST_CASE("rope_write_kv rotates queries and keys and stores both, as rope and w
                 return g;
             };
             const auto fused = build(true), apart = build(false);
-            CHECK(same_bits(forward(*fused->device("avx2", 2, 2), {Run{0, 0, kTokens, table(0, 2)}}),
-                            forward(*apart->device("avx2", 2, 2), {Run{0, 0, kTokens, table(0, 2)}})));
+            CHECK(same_bits(forward(*fused->device(main_isa(), 2, 2), {Run{0, 0, kTokens, table(0, 2)}}),
+                            forward(*apart->device(main_isa(), 2, 2), {Run{0, 0, kTokens, table(0, 2)}})));
         }
     }
 }
 
 TEST_CASE("a copied KV block serves like the original") {
     Layer layer({.bf16 = true}, 80, 21);
-    const auto device = layer.graph.device("avx2", 2, 8);
+    const auto device = layer.graph.device(main_isa(), 2, 8);
     const Floats whole = forward(*device, {Run{0, 0, 80, {0, 1, 2}}});
     device->copy_kv_block(0, 5);
     device->copy_kv_block(1, 6);

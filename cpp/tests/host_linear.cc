@@ -96,7 +96,8 @@ TEST_CASE("linear applies every activation") {
     uint32_t seed = 100;
     for (const char* name :
          {"none", "silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2", "tanh", "sigmoid"}) {
-        for (const int rows : {1, 9}) check_linear({rows, 96, 40, true, true, false, name}, "avx2", seed++);
+        for (const int rows : {1, 9})
+            check_linear({rows, 96, 40, true, true, false, name}, main_isa(), seed++);
     }
 }
 
@@ -191,9 +192,9 @@ TEST_CASE("a row of linear is the same bit for bit alone, among 37 and among 300
         g.step("linear", {g.input(x, kDepth)}, {g.panels(w, kOut, kDepth, bf16)}, {y},
                {{"activation", "silu"}});
         g.output(y);
-        const Floats all = forward(*g.device("avx2", 1), kRows);
-        CHECK(same_bits(all, forward(*g.device("avx2", 2), kRows)));
-        CHECK(same_bits(all, forward(*g.device("avx2", 5), kRows)));
+        const Floats all = forward(*g.device(main_isa(), 1), kRows);
+        CHECK(same_bits(all, forward(*g.device(main_isa(), 2), kRows)));
+        CHECK(same_bits(all, forward(*g.device(main_isa(), 5), kRows)));
         for (const std::string& isa : isas()) {
             CAPTURE(isa);
             const auto device = g.device(isa, 2);

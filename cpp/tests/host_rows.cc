@@ -116,7 +116,7 @@ void check_ulp(const std::string& fn, double (*truth)(double), const Floats& x, 
     const int in = g.input(x, 1), out = g.value({kT, Dim{1}});
     g.step("unary", {in}, {}, {out}, {{"fn", fn}});
     g.output(out);
-    const Floats y = forward(*g.device("avx2", 1), static_cast<int>(x.size()));
+    const Floats y = forward(*g.device(main_isa(), 1), static_cast<int>(x.size()));
     double worst = 0;
     float at = 0;
     for (size_t i = 0; i < x.size(); ++i) {
@@ -137,8 +137,15 @@ void check_ulp(const std::string& fn, double (*truth)(double), const Floats& x, 
     }
     MESSAGE(fn, ": worst ", worst, " ulp at ", at);
     CHECK_MESSAGE(worst <= ulps, fn, " at ", at);
-    for (const std::string& isa : isas())
-        CHECK(same_bits(y, forward(*g.device(isa, 2), static_cast<int>(x.size()))));
+    // What not-a-number looks like is up to the machine.
+    const auto plain_nan = [](Floats v) {
+        for (float& f : v) f = std::isnan(f) ? NAN : f;
+        return v;
+    };
+    for (const std::string& isa : isas()) {
+        CAPTURE(isa);
+        CHECK(same_bits(plain_nan(y), plain_nan(forward(*g.device(isa, 2), static_cast<int>(x.size())))));
+    }
 }
 
 TEST_CASE("vector functions are accurate over their whole range and the same on every ISA") {
@@ -150,7 +157,7 @@ TEST_CASE("vector functions are accurate over their whole range and the same on 
     check_ulp("exp", [](double v) { return std::exp(v); }, x, 2);
     check_ulp("tanh", [](double v) { return std::tanh(v); }, x, 3);
     check_ulp("erf", [](double v) { return std::erf(v); }, x, 3);
-    check_ulp("sigmoid", sigmoid, x, 3, 1e-45);
+    check_ulp("sigmoid", sigmoid, x, 3, 2e-38);  // what is below the normal floats may become zero
     check_ulp("softplus", [](double v) { return v > 700 ? v : std::log1p(std::exp(v)); }, x, 3);
     check_ulp("square", [](double v) { return v * v; }, x, 1);
     check_ulp("sin", [](double v) { return std::sin(v); }, x, 1);
@@ -161,7 +168,7 @@ TEST_CASE("vector functions are accurate over their whole range and the same on 
     for (int i = -4000; i <= 4000; ++i) x.push_back(static_cast<float>(i) * 0.0151f);
     // x · f(x) cancels in the negative tail, in every formula that frameworks use: absolute there.
     check_ulp("silu", [](double v) { return v / (1 + std::exp(-v)); }, x, 3, 1e-40);
-    check_ulp("gelu_quick", [](double v) { return v / (1 + std::exp(-1.702 * v)); }, x, 16, 1e-40);
+    check_ulp("gelu_quick", [](double v) { return v / (1 + std::exp(-1.702 * v)); }, x, 16, 2e-36);
     check_ulp("gelu_erf", [](double v) { return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0))); }, x, 4, 4e-7);
     check_ulp(
         "gelu_tanh",

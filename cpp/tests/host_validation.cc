@@ -63,7 +63,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 TEST_CASE("the undamaged program runs") {
     Model m;
-    const auto device = m.g.device("avx2", 2, 4);
+    const auto device = m.g.device(main_isa(), 2, 4);
     CHECK(forward(*device, {Run{0, 0, 8, {2}}}).size() == 8 * 32);
 }
 
@@ -133,13 +133,13 @@ TEST_CASE("damaged programs are refused with the reason") {
 TEST_CASE("unusable options are refused") {
     Model m;
     CHECK_THROWS_AS((void)m.g.device("sse9"), std::invalid_argument);
-    CHECK_THROWS_AS((void)m.g.device("avx2", -1), std::invalid_argument);
+    CHECK_THROWS_AS((void)m.g.device(main_isa(), -1), std::invalid_argument);
     CHECK_THROWS_AS((void)make_host_device(nullptr, {}), std::invalid_argument);
 }
 
 TEST_CASE("a batch that would leave its bounds is refused, and the device still works") {
     Model m;
-    const auto device = m.g.device("avx2", 2, 4);
+    const auto device = m.g.device(main_isa(), 2, 4);
     const auto refused = [&](const std::vector<Run>& runs) {
         CHECK_THROWS_AS((void)forward(*device, runs), std::invalid_argument);
     };

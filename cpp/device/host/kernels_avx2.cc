@@ -13,10 +13,13 @@ namespace castiron::host::avx2 {
 
 static_assert(kTileRows == CASTIRON_TILE_ROWS);
 
-#include "device/host/kernels/attention.inl"
-#include "device/host/kernels/linear.inl"
+// Each builds on those before it.
+// clang-format off
 #include "device/host/kernels/math.inl"
+#include "device/host/kernels/linear.inl"
 #include "device/host/kernels/rows.inl"
+#include "device/host/kernels/attention.inl"
+// clang-format on
 
 const KernelTable& kernel_table() {
     static constexpr KernelTable table = {
