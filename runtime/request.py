@@ -59,7 +59,7 @@ class Request:
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
 
     def accept(self, event: CoreEvent) -> Update:
-        """What an event adds; ``done`` is set with the last update (a stop string may come before the core)."""
+        """What an event adds; ``done`` is set with the last update, which a stop string may bring."""
         tokens = list(event.token_ids)
         logprobs = _logprobs(tokens, event)
         stopping = event.stop_token_id

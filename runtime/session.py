@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -51,6 +52,7 @@ class Session:
         self._failure: str | None = None
         self._after_batch: list[Callable[[], None]] = []
         self._tokenizer_lock = threading.Lock()
+        self._progress = time.monotonic()
         self._thread = threading.Thread(target=self._dispatch, name="castiron-events", daemon=True)
         self._thread.start()
 
@@ -87,6 +89,11 @@ class Session:
     def unfinished(self) -> int:
         """Requests that run or wait."""
         return len(self._requests)
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """Seconds since the engine last did something for a request; 0 while there is nothing to do."""
+        return time.monotonic() - self._progress if self._requests else 0.0
 
     def on_batch(self, hook: Callable[[], None]) -> None:
         """Call ``hook`` on the session's thread after the updates of each poll."""
@@ -161,6 +168,8 @@ class Session:
                 raise self._full() from None
             except self._types.dead as e:
                 raise EngineError(f"the engine stopped working: {e}; restart it") from None
+            if not self._requests:
+                self._progress = time.monotonic()
             self._requests[request.id] = request
             self._wake.notify()
         return request
@@ -240,6 +249,7 @@ class Session:
                 self.core.cancel(request.id)
             request.sink(update)
         if events:
+            self._progress = time.monotonic()
             for hook in self._after_batch:
                 hook()
 

@@ -53,7 +53,8 @@ def latency(
         print_json({"model": name, **asdict(result), **_machine(stats)})
         return
     shown = table(
-        f"Latency of {name}: batch {result.batch_size}, {result.input_len} tokens in, {result.output_len} out",
+        f"Latency of {name}: batch {result.batch_size}, {result.input_len} tokens in, {result.output_len} "
+        "out",
         "measure",
         "median",
         right=("median",),
@@ -105,7 +106,9 @@ def throughput(
     shown.add_row("requests", f"{result.request_throughput:.2f} /s")
     shown.add_row("duration", f"{result.duration_s:.2f} s")
     console().print(shown)
-    spread = table("Milliseconds", "measure", "mean", "p50", "p90", "p99", right=("mean", "p50", "p90", "p99"))
+    spread = table(
+        "Milliseconds", "measure", "mean", "p50", "p90", "p99", right=("mean", "p50", "p90", "p99")
+    )
     for label, values in (
         ("time to first token", result.ttft_ms),
         ("time per output token", result.tpot_ms),
@@ -124,7 +127,8 @@ def _session(engine: str, runtime: dict[str, Any], batch_size: int | None) -> It
     try:
         if batch_size is not None and batch_size > session.info.max_batch_size:
             raise RequestError(
-                f"--batch-size is {batch_size}, and the engine runs at most {session.info.max_batch_size} requests "
+                f"--batch-size is {batch_size}, and the engine runs at most {session.info.max_batch_size} "
+                "requests "
                 "at once; choose less, or build it with a larger --max-batch-size"
             )
         yield session
@@ -135,8 +139,10 @@ def _session(engine: str, runtime: dict[str, Any], batch_size: int | None) -> It
 def _check_fits(session: Session, input_len: int, output_len: int) -> None:
     if input_len + output_len > session.info.max_seq_len:
         raise RequestError(
-            f"--input-len {input_len} and --output-len {output_len} make {input_len + output_len} tokens, and the "
-            f"engine's max_seq_len is {session.info.max_seq_len}; choose less, or build it with a larger --max-seq-len"
+            f"--input-len {input_len} and --output-len {output_len} make {input_len + output_len} tokens, "
+            "and the "
+            f"engine's max_seq_len is {session.info.max_seq_len}; choose less, or build it with a larger "
+            "--max-seq-len"
         )
 
 

@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 @click.option("--prompt", "-p", multiple=True, help="A prompt; may be given several times.")
 @click.option("--prompt-file", type=click.Path(dir_okay=False), help="A file with one prompt; - = stdin.")
 @click.option("--input-ids", multiple=True, metavar="IDS", help='Token ids instead of text: "1,2,3".')
-@click.option("--chat", is_flag=True, help="Put each prompt into the engine's chat template as a user's message.")
+@click.option(
+    "--chat", is_flag=True, help="Put each prompt into the engine's chat template as a user's message."
+)
 @click.option("--system", help="System message for --chat.")
 @click.option("--max-tokens", type=int, help="New tokens at most. [default: 128, or what fits]")
 @click.option("--temperature", type=float, default=0.0, help="0 = greedy.")
 @click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 = off.")
 @click.option("--top-p", type=float, default=1.0, help="Keep tokens up to this summed probability; 1 = off.")
-@click.option("--min-p", type=float, default=0.0, help="Drop tokens less likely than this times the best; 0 = off.")
+@click.option(
+    "--min-p", type=float, default=0.0, help="Drop tokens less likely than this times the best; 0 = off."
+)
 @click.option("--repetition-penalty", type=float, default=1.0, help="1 = off.")
 @click.option("--seed", type=int, help="Seed of the random numbers.")
 @click.option("--stop", multiple=True, help="A string that ends the text; may be given several times.")

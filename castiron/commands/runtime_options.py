@@ -24,9 +24,9 @@ def runtime_options(function: _Function) -> _Function:
 
     for add in reversed(
         (
-            click.option("--num-threads", "-t", type=int, help="Compute threads. [default: the CPUs allowed]"),
-            click.option("--max-batch-size", type=int, help="Requests that run at once. [default: the engine's]"),
-            click.option("--max-num-tokens", type=int, help="Tokens of one step. [default: the engine's]"),
+            click.option("--num-threads", "-t", type=int, help="Compute threads. [default: all allowed]"),
+            click.option("--max-batch-size", type=int, help="Requests that run at once. [default: engine's]"),
+            click.option("--max-num-tokens", type=int, help="Tokens of one step. [default: engine's]"),
             click.option("--kv-cache-blocks", type=int, help="KV cache in blocks of 32 tokens."),
             click.option("--kv-cache-memory", help="KV cache in bytes, or with a unit: 2GiB."),
         )

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
 
-from fake_core import FakeCore, make_session  # noqa: E402
+from castiron.runtime import loading
+from castiron.runtime.bench import percentiles, random_prompts, run_round
+from fake_core import FakeCore, make_session
 
-from castiron.cli import main  # noqa: E402
-from castiron.runtime import loading  # noqa: E402
-from castiron.runtime.bench import percentiles, random_prompts, run_round  # noqa: E402
+from castiron.cli import main
 
 STEP = 0.004
 
@@ -44,7 +44,18 @@ def test_latency_reports_what_the_steps_take(core):
 
 
 def test_throughput_reports_rates_that_fit_together(core):
-    sizes = ("--input-len", 12, "--output-len", 4, "--num-prompts", 6, "--max-concurrency", 2, "--num-iters", 1)
+    sizes = (
+        "--input-len",
+        12,
+        "--output-len",
+        4,
+        "--num-prompts",
+        6,
+        "--max-concurrency",
+        2,
+        "--num-iters",
+        1,
+    )
     data = json.loads(bench("throughput", "E", *sizes, "--json").stdout)
     assert data["output_tokens_per_s"] == pytest.approx(data["request_throughput"] * 4)
     assert data["total_tokens_per_s"] == pytest.approx(data["request_throughput"] * 16)
@@ -84,7 +95,10 @@ def test_sizes_over_the_engine_are_refused(core):
     result = bench("latency", "E", "--input-len", 250, "--output-len", 10)
     assert result.exit_code == 1
     assert "max_seq_len is 256" in result.stderr
-    assert "--batch-size is 9" in bench("latency", "E", "--batch-size", 9, "--input-len", 4, "--output-len", 1).stderr
+    assert (
+        "--batch-size is 9"
+        in bench("latency", "E", "--batch-size", 9, "--input-len", 4, "--output-len", 1).stderr
+    )
 
 
 def test_percentiles_are_those_of_numpy():

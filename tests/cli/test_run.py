@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
 
-import make_tokenizer  # noqa: E402
-from fake_core import FakeCore, greedy, make_session  # noqa: E402
+import make_tokenizer
+from castiron.runtime import loading, model_runner
+from castiron.runtime.tokenizer import Tokenizer
+from fake_core import FakeCore, greedy, make_session
 
-from castiron.cli import main  # noqa: E402
-from castiron.runtime import loading, model_runner  # noqa: E402
-from castiron.runtime.tokenizer import Tokenizer  # noqa: E402
+from castiron.cli import main
 
 
 @pytest.fixture
@@ -101,7 +101,14 @@ def test_sampling_options_reach_the_engine(run):
         "--seed", 3, "--repetition-penalty", 1.2,
     )  # fmt: skip
     params = result.core.submitted[0][1]
-    got = (params.temperature, params.top_k, params.top_p, params.min_p, params.seed, params.repetition_penalty)
+    got = (
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.seed,
+        params.repetition_penalty,
+    )
     assert got == (0.5, 9, 0.8, 0.1, 3, 1.2)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 from castiron.runtime.core_api import CoreTypes, EngineInfo
 from castiron.runtime.session import Session
 

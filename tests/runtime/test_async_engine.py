@@ -6,12 +6,12 @@ import asyncio
 
 import make_tokenizer
 import pytest
-from fake_core import FakeCore, greedy, make_session
-
-from castiron.errors import RequestError
 from castiron.runtime.async_engine import AsyncEngine
 from castiron.runtime.request_errors import QueueFullError
 from castiron.runtime.sampling_params import SamplingParams
+from fake_core import FakeCore, greedy, make_session
+
+from castiron.errors import RequestError
 
 
 def run(coroutine):

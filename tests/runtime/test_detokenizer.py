@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import make_tokenizer
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from castiron.runtime.detokenizer import WindowDetokenizer
 from castiron.runtime.tokenizer import Tokenizer
-
-import make_tokenizer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 TEXTS = st.text(alphabet=st.sampled_from("abe Tfox,.\n éüßЖ日本語🙂👩‍👧\u200d"), max_size=40)
 

@@ -9,12 +9,12 @@ import fake_core
 import make_tokenizer
 import numpy as np
 import pytest
-from fake_core import FakeCore, greedy, make_session
-
-from castiron.errors import EngineError, RequestError
 from castiron.runtime.model_runner import ModelRunner
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.tokenizer import Tokenizer
+from fake_core import FakeCore, greedy, make_session
+
+from castiron.errors import EngineError, RequestError
 
 
 @pytest.fixture

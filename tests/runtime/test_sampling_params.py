@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-
-from castiron.errors import RequestError
 from castiron.runtime.request_errors import ParameterError
 from castiron.runtime.sampling_params import SamplingParams
+
+from castiron.errors import RequestError
 
 BAD = [
     ("max_tokens", -1),

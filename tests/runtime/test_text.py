@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from castiron.runtime.text import StopMatcher
 from hypothesis import given
 from hypothesis import strategies as st
-
-from castiron.runtime.text import StopMatcher
 
 
 def by_definition(text: str, stops: list[str], keep: bool) -> tuple[str, str | None]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
+import make_tokenizer
 import pytest
-
-from castiron.errors import EngineError, RequestError
 from castiron.runtime.tokenizer import Tokenizer
 
-import make_tokenizer
+from castiron.errors import EngineError, RequestError
 
 AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
 TEXTS = ["Hello world", "", "naïve 🙂 日本", "<s>already there", "  leading blanks", "a<|im_end|>b"]

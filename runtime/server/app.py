@@ -1,0 +1,141 @@
+"""The application: routes, the error envelope, path normalization."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import castiron
+
+from . import errors
+from .chat import chat_completions
+from .completions import completions
+from .errors import ApiError
+from .protocol import ChatBody, CompletionBody
+from .service import Service
+from .streaming import ClientGoneError
+
+#: nginx's status for a client that closed the connection; only logs ever see it.
+_CLIENT_GONE = 499
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The ASGI application over one engine; closes the engine when it shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    app = FastAPI(title="castiron", version=castiron.__version__, lifespan=lifespan)
+    errors.install(app, service.metrics.refused)
+
+    @app.post("/v1/completions", openapi_extra=_schema(CompletionBody))
+    async def post_completions(request: Request) -> Response:
+        return await _answer(completions(service, request))
+
+    @app.post("/v1/chat/completions", openapi_extra=_schema(ChatBody))
+    async def post_chat_completions(request: Request) -> Response:
+        return await _answer(chat_completions(service, request))
+
+    @app.get("/v1/models")
+    async def get_models() -> Response:
+        return JSONResponse(
+            {"object": "list", "data": [_model(service, n) for n in service.config.model_names]}
+        )
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        if name not in service.config.model_names:
+            raise ApiError(404, f"the model {name[:200]!r} does not exist", "model", "model_not_found")
+        return JSONResponse(_model(service, name))
+
+    @app.get("/health")
+    async def health() -> Response:
+        status, body = service.health()
+        return JSONResponse(body, status)
+
+    @app.get("/health/live")
+    async def live() -> Response:
+        # The process answers; only a dead engine is a reason to restart it.
+        failure = service.engine.session.failure
+        return JSONResponse(
+            {"status": "ok" if failure is None else "failed"}, 200 if failure is None else 503
+        )
+
+    @app.get("/health/ready")
+    async def ready() -> Response:
+        status, body = service.health()
+        if service.draining:
+            status, body = 503, {**body, "status": "draining"}
+        return JSONResponse(body, status)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return JSONResponse({"version": castiron.__version__})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = await service.off_loop(service.metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return SingleSlashes(app)
+
+
+class SingleSlashes:
+    """Serves ``//v1//models`` as ``/v1/models``: clients join base URLs carelessly."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its path put right."""
+        if scope["type"] == "http" and "//" in scope["path"]:
+            path = re.sub("/{2,}", "/", scope["path"])
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        await self._app(scope, receive, send)
+
+
+async def _answer(work: Any) -> Response:
+    try:
+        response: Response = await work
+    except ClientGoneError:
+        return Response(status_code=_CLIENT_GONE)
+    return response
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "castiron",
+        "root": service.engine.session.info.name,
+        "parent": None,
+        "max_model_len": service.engine.session.info.max_seq_len,
+        "permission": [],
+    }
+
+
+def _schema(body: type[CompletionBody | ChatBody]) -> dict[str, Any]:
+    """The body for /openapi.json: bodies are parsed by hand, so FastAPI does not know them."""
+    schema = body.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inlined(x) for x in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return inlined(definitions[node["$ref"].rpartition("/")[2]])
+        return {k: inlined(v) for k, v in node.items()}
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}

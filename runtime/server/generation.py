@@ -1,0 +1,136 @@
+"""The running outputs of one HTTP request, merged into one stream of updates."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from castiron.errors import RequestError
+
+from ..outputs import Update
+from ..request import Request
+from ..sampling_params import SamplingParams
+from .service import Service
+
+
+@dataclass(slots=True)
+class Choice:
+    """One output: ``index`` counts over prompts and their n outputs."""
+
+    index: int
+    prompt_ids: list[int]
+    request: Request
+    tokens: int = 0
+    first_token: float | None = None
+    cached_tokens: int = 0
+    finished: bool = False
+
+
+class Generation:
+    """Submits every output at once; leave it by ``close`` in any case.
+
+    Args:
+        service: the engine and its metrics.
+        prompts: token ids of each prompt.
+        params: ``n`` outputs are made of each prompt.
+        context_logits: ask for the prompts' logits with each prompt's first output.
+
+    Raises:
+        RequestError: one of the prompts cannot be served; none of them runs then.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        context_logits: bool = False,
+    ) -> None:
+        self._service = service
+        self._queue: asyncio.Queue[tuple[Choice, Update]] = asyncio.Queue()
+        self._began = time.perf_counter()
+        self.choices: list[Choice] = []
+        session = service.engine.session
+        checked = [session.check(ids, params) for ids in prompts]
+        try:
+            for ids, resolved in checked:
+                for k in range(params.n):
+                    self._start(ids, resolved.for_output(k), context_logits and k == 0)
+        except BaseException:
+            self.close()
+            raise
+        self._left = len(self.choices)
+
+    def _start(self, ids: list[int], params: SamplingParams, context_logits: bool) -> None:
+        slot: list[Choice] = []
+
+        def put(update: Update) -> None:
+            self._queue.put_nowait((slot[0], update))
+
+        request = self._service.engine.start(ids, params, put, context_logits=context_logits)
+        slot.append(Choice(len(self.choices), ids, request))
+        self.choices.append(slot[0])
+
+    async def batches(self) -> AsyncIterator[list[tuple[Choice, Update]]]:
+        """Updates as they come, all that wait at once, until every output is finished.
+
+        Raises:
+            RequestError: an output ended with an error.
+        """
+        while self._left:
+            batch = [await self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            for choice, update in batch:
+                self._account(choice, update)
+                if update.finish_reason == "error":
+                    raise RequestError(update.error or "the engine gave up on this request")
+            yield batch
+
+    async def all(self) -> list[list[Update]]:
+        """All updates of each choice."""
+        found: list[list[Update]] = [[] for _ in self.choices]
+        async for batch in self.batches():
+            for choice, update in batch:
+                found[choice.index].append(update)
+        return found
+
+    def close(self) -> None:
+        """Free what still runs in the engine; the client is gone or has all it wants."""
+        for choice in self.choices:
+            if not choice.finished:
+                self._service.engine.session.cancel(choice.request)
+
+    def usage(self, n: int) -> dict[str, object]:
+        """OpenAI's usage object; a prompt counts once, however many outputs it has."""
+        prompt = sum(len(c.prompt_ids) for c in self.choices[::n])
+        completion = sum(c.tokens for c in self.choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in self.choices[::n])},
+        }
+
+    def _account(self, choice: Choice, update: Update) -> None:
+        now = time.perf_counter()
+        metrics = self._service.metrics
+        if update.token_ids and choice.first_token is None:
+            choice.first_token = now
+            metrics.first_token(now - self._began)
+        choice.tokens += len(update.token_ids)
+        choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
+        if update.finish_reason is not None:
+            choice.finished = True
+            self._left -= 1
+            metrics.finished(
+                update.finish_reason,
+                len(choice.prompt_ids),
+                choice.cached_tokens,
+                choice.tokens,
+                now - self._began,
+                now - (choice.first_token or now),
+            )

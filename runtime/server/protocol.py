@@ -1,0 +1,84 @@
+"""Request bodies of the OpenAI API as far as they are served; unknown fields are accepted and ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from ..sampling_params import MAX_N
+
+TokenList = list[StrictInt]
+#: JSON numbers; true and "1" are none.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class StreamOptions(_Body):
+    """What to add to a stream."""
+
+    include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+
+
+class _Generation(_Body):
+    """Fields that both endpoints share; None = the model's default, else the API's."""
+
+    model: StrictStr | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: StrictInt | None = None
+    min_p: Number | None = None
+    seed: StrictInt | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
+    stop: StrictStr | list[StrictStr] | None = None
+    stop_token_ids: TokenList | None = None
+    include_stop_str_in_output: StrictBool | None = None
+    ignore_eos: StrictBool | None = None
+    min_tokens: StrictInt | None = None
+    skip_special_tokens: StrictBool | None = None
+    max_tokens: StrictInt | None = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool | None = None
+    #: Not served yet: refused when given, because ignoring them would change the answer.
+    logit_bias: dict[str, Any] | None = None
+
+
+class CompletionBody(_Generation):
+    """POST /v1/completions."""
+
+    prompt: StrictStr | list[StrictStr] | TokenList | list[TokenList]
+    echo: StrictBool | None = None
+    logprobs: StrictInt | None = None
+    suffix: StrictStr | None = None
+    best_of: StrictInt | None = None
+    add_special_tokens: StrictBool | None = None
+
+
+class ResponseFormat(_Body):
+    """How the answer is to be shaped."""
+
+    type: StrictStr = "text"
+
+
+class ChatBody(_Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: StrictInt | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: StrictInt | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None

@@ -1,0 +1,137 @@
+"""What the endpoints share: engine, names, defaults, threads for work that must not block the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from castiron.errors import EngineError
+
+from ..async_engine import AsyncEngine
+from ..request_errors import ParameterError
+from ..sampling_params import SamplingParams
+from .errors import ApiError
+from .metrics import Metrics
+from .protocol import ChatBody, CompletionBody
+
+_T = TypeVar("_T")
+#: Sampling fields that a checkpoint's generation_config.json may set, by the same names there and here.
+_MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_PASSED_ON = (
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How the server behaves.
+
+    Attributes:
+        model_names: names that requests may use; the first is the one in answers.
+        use_generation_config: take sampling defaults from the checkpoint's generation_config.json.
+        worker_threads: threads for tokenization, chat templates and prompt log-probabilities.
+        max_body_bytes: larger request bodies are refused with 413.
+        stall_seconds: /health says 503 when requests are running and nothing has happened for this long.
+    """
+
+    model_names: tuple[str, ...]
+    use_generation_config: bool = True
+    worker_threads: int = 2
+    max_body_bytes: int = 16 << 20
+    stall_seconds: float = 120.0
+
+
+class Service:
+    """One engine behind the endpoints."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.metrics = Metrics(engine.session, config.model_names[0])
+        self.created = int(time.time())
+        self.draining = False
+        self._pool = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="castiron-text")
+        source = engine.session.info.generation_config if config.use_generation_config else {}
+        found = {name: source[name] for name in _MODEL_DEFAULTS if source.get(name) is not None}
+        self._defaults: dict[str, Any] = {"temperature": 1.0, **found}
+        try:
+            SamplingParams(**self._defaults)
+        except ParameterError as e:
+            raise EngineError(
+                f"the engine's generation_config.json holds a bad default: {e}; serve it with "
+                "--generation-config none"
+            ) from None
+
+    @property
+    def model(self) -> str:
+        """The name in answers."""
+        return self.config.model_names[0]
+
+    async def off_loop(self, work: Callable[[], _T]) -> _T:
+        """Run CPU work on a thread, so that other requests and health checks go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def admit(self, model: str | None) -> None:
+        """Refuse while draining, and names that are not served."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down; send the request to another replica")
+        if model is not None and model not in self.config.model_names:
+            raise ApiError(
+                404,
+                f"the model {model[:200]!r} does not exist; this server has "
+                f"{', '.join(self.config.model_names)}",
+                "model",
+                "model_not_found",
+            )
+
+    def params(self, body: CompletionBody | ChatBody, **changes: Any) -> SamplingParams:
+        """Sampling parameters: the request's, else the model's, else the API's."""
+        given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
+        has_tokenizer = self.engine.session.info.tokenizer_dir is not None
+        return SamplingParams(**{**self._defaults, **given, "detokenize": has_tokenizer, **changes})
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """Status and body: can the engine make progress?"""
+        session = self.engine.session
+        age = session.seconds_since_progress
+        body: dict[str, Any] = {
+            "status": "ok",
+            "unfinished_requests": session.unfinished,
+            "seconds_since_progress": round(age, 3),
+        }
+        if session.failure is not None:
+            return 503, {**body, "status": "failed", "reason": session.failure}
+        if age > self.config.stall_seconds:
+            return 503, {**body, "status": "stalled"}
+        return 200, body
+
+    async def close(self) -> None:
+        """Stop the engine and the threads."""
+        await self.engine.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def refuse_unserved(body: CompletionBody | ChatBody) -> None:
+    """Refuse what would change the answer and is not served, instead of ignoring it."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options is only for stream=true", "stream_options")
+    if body.logit_bias:
+        raise ApiError(501, "logit_bias is not supported by this server", "logit_bias")

@@ -1,0 +1,103 @@
+"""Server-sent events, and noticing that the client has gone, with a stream and without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import ApiError, describe
+
+_T = TypeVar("_T")
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One event with a JSON body."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, at most ``limit`` bytes."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the request body is larger than this server's limit of {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def while_connected(receive: Receive, work: Awaitable[_T]) -> _T:
+    """Wait for ``work`` and cancel it when the client goes; the body must have been read.
+
+    Raises:
+        ClientGoneError: the client has gone.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        for each in (task, watcher):
+            if not each.done():
+                each.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await each
+
+
+class EventStream(Response):
+    """Sends events as they come, ``[DONE]`` last, also after an error.
+
+    Args:
+        events: bytes to send.
+        close: called in any case at the end: frees what the stream holds in the engine.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        self._events = events
+        self._close = close
+        self.status_code = 200
+        self.background = None
+        # Proxies must pass events on at once.
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; ends quietly when the client goes."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with contextlib.suppress(ClientGoneError, OSError):
+                await while_connected(receive, self._send_all(send))
+        finally:
+            self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except (asyncio.CancelledError, OSError):
+            raise
+        except Exception as error:  # the status line is gone, so that the error travels as an event
+            _, body = describe(error)
+            await send({"type": "http.response.body", "body": event(body), "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,540 @@
+"""The HTTP server over a real socket: what clients send, what they get, what happens when they go."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import fake_core
+import httpx
+import live_server
+import make_tokenizer
+import numpy as np
+import pytest
+from castiron.runtime.tokenizer import Tokenizer
+from fake_core import FakeCore, greedy
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tokenizer.byte_level(tmp_path_factory.mktemp("tok"), bos=True)
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with live_server.serve(tokenizer_dir=folder) as (url, service):
+        yield url, service
+
+
+def post(server, path, **body):
+    return httpx.post(server[0] + path, json=body, timeout=20)
+
+
+def events(server, path, **body):
+    """The parsed events of a stream; checks the framing."""
+    with httpx.stream("POST", server[0] + path, json={**body, "stream": True}, timeout=20) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        raw = "".join(answer.iter_text())
+    parts = raw.split("\n\n")
+    assert parts[-1] == ""
+    assert parts[-2] == "data: [DONE]"
+    assert all(p.startswith("data: ") for p in parts[:-1])
+    return [json.loads(p[6:]) for p in parts[:-2]]
+
+
+def says(folder, text):
+    return Tokenizer(folder).encode(text, add_special_tokens=False)
+
+
+USER = [{"role": "user", "content": "Hello"}]
+
+
+def test_a_completion_has_the_fields_that_clients_read(server, folder):
+    answer = post(server, "/v1/completions", model="fake", prompt="Hello", max_tokens=5, temperature=0)
+    assert answer.status_code == 200
+    data = answer.json()
+    prompt = Tokenizer(folder).encode("Hello")
+    expected = greedy(prompt, 5)
+    assert data["object"] == "text_completion"
+    assert data["id"].startswith("cmpl-")
+    assert data["model"] == "fake"
+    (choice,) = data["choices"]
+    assert choice["text"] == Tokenizer(folder).decode(expected)
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
+    usage = data["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 5)
+    assert usage["total_tokens"] == len(prompt) + 5
+
+
+def test_completions_make_16_tokens_unless_told_otherwise(server):
+    for body in ({}, {"max_tokens": None}):
+        assert (
+            post(server, "/v1/completions", prompt=[5, 6], **body).json()["usage"]["completion_tokens"] == 16
+        )
+
+
+def test_prompts_come_in_four_shapes_and_choices_are_numbered_over_all(server):
+    bodies = [("a", 1), (["a", "b"], 2), ([5, 6], 1), ([[5], [6], [7]], 3)]
+    for prompt, count in bodies:
+        data = post(server, "/v1/completions", prompt=prompt, max_tokens=2, n=2, temperature=0).json()
+        assert [c["index"] for c in data["choices"]] == list(range(2 * count))
+        assert data["usage"]["completion_tokens"] == 4 * count
+    texts = post(
+        server, "/v1/completions", prompt=[[5], [6]], max_tokens=3, n=2, temperature=0, return_token_ids=True
+    )
+    assert [c["token_ids"] for c in texts.json()["choices"]] == [greedy([5], 3)] * 2 + [greedy([6], 3)] * 2
+
+
+def test_streamed_pieces_add_up_to_the_whole(server):
+    body = {"prompt": [[9, 9], [8]], "max_tokens": 12, "temperature": 0}
+    whole = post(server, "/v1/completions", **body).json()
+    text = ["", ""]
+    reasons = [[], []]
+    for chunk in events(server, "/v1/completions", **body):
+        assert "usage" not in chunk
+        (choice,) = chunk["choices"]
+        text[choice["index"]] += choice["text"]
+        if choice["finish_reason"]:
+            reasons[choice["index"]].append(choice["finish_reason"])
+    assert text == [c["text"] for c in whole["choices"]]
+    assert reasons == [["length"], ["length"]]
+
+
+def test_a_chat_answer_and_its_stream_agree(server):
+    body = {"messages": USER, "max_completion_tokens": 8, "temperature": 0, "unknown_field": {"x": 1}}
+    data = post(server, "/v1/chat/completions", **body).json()
+    (choice,) = data["choices"]
+    assert data["object"] == "chat.completion"
+    assert choice["message"]["role"] == "assistant"
+    assert data["usage"]["completion_tokens"] == 8
+    chunks = events(server, "/v1/chat/completions", **body, stream_options={"include_usage": True})
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[0]["object"] == "chat.completion.chunk"
+    content = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
+    assert content == choice["message"]["content"]
+    assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]].count("length") == 1
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == data["usage"]
+
+
+def test_chat_fills_the_context_when_no_length_is_given(server):
+    usage = post(server, "/v1/chat/completions", messages=USER, temperature=0).json()["usage"]
+    assert usage["total_tokens"] == 256
+
+
+def test_continuous_usage_stats_put_usage_into_every_chunk(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(server, "/v1/chat/completions", messages=USER, max_tokens=4, stream_options=options)
+    assert all("usage" in c for c in chunks)
+
+
+def test_several_chat_outputs_each_end_once(server):
+    chunks = events(server, "/v1/chat/completions", messages=USER, max_tokens=4, n=3, temperature=1)
+    ends = [c["choices"][0]["index"] for c in chunks if c["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+
+
+def test_a_stop_string_ends_the_answer_and_is_named(folder):
+    core = FakeCore(script=says(folder, "one two, three four "))
+    with live_server.serve(core, tokenizer_dir=folder) as server:
+        for stop in (["three", "zzz"], "three"):
+            (choice,) = post(server, "/v1/completions", prompt="x", max_tokens=60, stop=stop).json()[
+                "choices"
+            ]
+            assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
+                "one two, ",
+                "stop",
+                "three",
+            )
+        chunks = events(server, "/v1/chat/completions", messages=USER, max_tokens=60, stop="three")
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "one two, "
+
+
+def test_completion_logprobs_are_parallel_arrays_of_raw_values(server):
+    data = post(
+        server,
+        "/v1/completions",
+        prompt=[5, 6],
+        max_tokens=4,
+        logprobs=2,
+        temperature=0,
+        return_token_ids=True,
+    )
+    (choice,) = data.json()["choices"]
+    logprobs = choice["logprobs"]
+    history = [5, 6]
+    for i, token in enumerate(choice["token_ids"]):
+        raw = fake_core.log_softmax(fake_core.logits(history))
+        assert logprobs["token_logprobs"][i] == pytest.approx(raw[token], abs=1e-6)
+        assert len(logprobs["top_logprobs"][i]) in (2, 3)
+        history.append(token)
+    assert logprobs["text_offset"][0] == 0
+    assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == 4
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_echo_with_logprobs_scores_the_prompt(server, folder, max_tokens):
+    prompt = says(folder, "The quick fox")
+    data = post(
+        server, "/v1/completions", prompt=prompt, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
+    ).json()
+    (choice,) = data["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"].startswith("The quick fox")
+    assert len(logprobs["tokens"]) == len(prompt) + max_tokens
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    for i in range(1, len(prompt)):
+        raw = fake_core.log_softmax(fake_core.logits(prompt[:i]))
+        assert logprobs["token_logprobs"][i] == pytest.approx(raw[prompt[i]], abs=1e-5)
+        assert max(logprobs["top_logprobs"][i].values()) == pytest.approx(raw.max(), abs=1e-5)
+    assert "".join(logprobs["tokens"][: len(prompt)]) == "The quick fox"
+    assert logprobs["text_offset"][:2] == [0, len(logprobs["tokens"][0])]
+
+
+def test_chat_logprobs_name_tokens_and_bytes(server):
+    body = {"messages": USER, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "temperature": 0}
+    entries = post(server, "/v1/chat/completions", **body).json()["choices"][0]["logprobs"]["content"]
+    assert len(entries) == 3
+    for entry in entries:
+        assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+        assert len(entry["top_logprobs"]) == 2
+        assert entry["top_logprobs"][0]["logprob"] >= entry["top_logprobs"][1]["logprob"]
+    streamed = events(server, "/v1/chat/completions", **body)
+    found = [
+        e for c in streamed if c["choices"][0]["logprobs"] for e in c["choices"][0]["logprobs"]["content"]
+    ]
+    assert found == entries
+
+
+def test_a_token_that_is_no_utf8_is_written_as_bytes(folder):
+    core = FakeCore(script=says(folder, "🙂")[:1])
+    with live_server.serve(core, tokenizer_dir=folder) as server:
+        data = post(server, "/v1/completions", prompt=[5], max_tokens=1, logprobs=0).json()
+        assert data["choices"][0]["logprobs"]["tokens"][0].startswith("bytes:\\x")
+
+
+BAD = [
+    ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": "x", "max_tokens": "5"}, 400, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 1.5}, 400, "max_tokens"),
+    ({"prompt": "x", "temperature": -1}, 400, "temperature"),
+    ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
+    ({"prompt": "x", "top_p": 2}, 400, "top_p"),
+    ({"prompt": "x", "logprobs": True}, 400, "logprobs"),
+    ({"prompt": "x", "logprobs": "1"}, 400, "logprobs"),
+    ({"prompt": "x", "logprobs": 1000}, 400, "logprobs"),
+    ({"prompt": "x", "n": 0}, 400, "n"),
+    ({"prompt": "x", "n": 1000000}, 400, "n"),
+    ({"prompt": "x", "stop": [""]}, 400, "stop"),
+    ({"prompt": "x", "stop_token_ids": [10**6]}, 400, "stop_token_ids"),
+    ({"prompt": "x", "suffix": "y"}, 400, "suffix"),
+    ({"prompt": "x", "best_of": 3}, 400, "best_of"),
+    ({"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ({"prompt": "x", "seed": 1 << 70}, 400, "seed"),
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": [[]]}, 400, "prompt"),
+    ({"prompt": [10**6]}, 400, "prompt"),
+    ({"prompt": {"a": 1}}, 400, "prompt"),
+    ({}, 400, "prompt"),
+    ({"prompt": "x", "model": "other"}, 404, "model"),
+    ({"prompt": "x", "logit_bias": {"5": 1}}, 501, "logit_bias"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), BAD)
+def test_bad_completions_get_their_status_and_name_the_field(server, body, status, param):
+    answer = post(server, "/v1/completions", **body)
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert len(error["message"]) < 1000
+
+
+BAD_CHAT = [
+    ({"messages": []}, 400),
+    ({"messages": "Hello"}, 400),
+    ({"messages": [{"content": "no role"}]}, 400),
+    ({"messages": [{"role": "user", "content": 5}]}, 400),
+    ({"messages": USER, "top_logprobs": 2}, 400),
+    ({"messages": USER, "tools": []}, 400),
+    ({"messages": USER, "tool_choice": "auto"}, 400),
+    ({"messages": USER, "continue_final_message": True, "add_generation_prompt": True}, 400),
+    ({"messages": USER, "max_completion_tokens": 0}, 400),
+    ({"messages": USER, "response_format": {"type": "json_object"}}, 501),
+    ({"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]}, 501),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400),
+]
+
+
+@pytest.mark.parametrize(("body", "status"), BAD_CHAT)
+def test_bad_chats_get_their_status(server, body, status):
+    answer = post(server, "/v1/chat/completions", **body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
+
+
+def test_over_context_says_the_sentence_that_clients_look_for(server):
+    answer = post(server, "/v1/completions", prompt=[5] * 200, max_tokens=100)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert "maximum context length is 256 tokens" in error["message"]
+    assert "300" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"{", b"", b"null", b"[1]", b'{"prompt": "\xff"}', b'{"prompt": NaN}', b'{"prompt": "x", "temperature": NaN}',
+     b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}"],
+)  # fmt: skip
+def test_bodies_that_are_no_json_are_400(server, raw):
+    answer = httpx.post(server[0] + "/v1/completions", content=raw, timeout=20)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_any_content_type_is_read_as_json(server):
+    body = json.dumps({"prompt": [5], "max_tokens": 1}).encode()
+    answer = httpx.post(server[0] + "/v1/completions", content=body, headers={"content-type": "text/plain"})
+    assert answer.status_code == 200
+
+
+def test_a_body_over_the_limit_is_413(folder):
+    with live_server.serve(tokenizer_dir=folder, config={"max_body_bytes": 2000}) as server:
+        assert post(server, "/v1/completions", prompt="x" * 3000).status_code == 413
+        assert post(server, "/v1/completions", prompt="x", max_tokens=1).status_code == 200
+
+
+def test_double_slashes_and_unknown_paths(server):
+    assert httpx.get(server[0] + "//v1//models").status_code == 200
+    missing = httpx.get(server[0] + "/v2/models")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["type"] == "NotFoundError"
+    assert httpx.get(server[0] + "/v1/completions").status_code == 405
+
+
+def test_models_are_listed(server):
+    data = httpx.get(server[0] + "/v1/models").json()
+    assert data["object"] == "list"
+    assert [m["id"] for m in data["data"]] == ["fake", "alias"]
+    assert data["data"][0]["max_model_len"] == 256
+    assert httpx.get(server[0] + "/v1/models/alias").json()["id"] == "alias"
+    missing = httpx.get(server[0] + "/v1/models/none")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_health_version_and_openapi_answer(server):
+    for path in ("/health", "/health/live", "/health/ready"):
+        answer = httpx.get(server[0] + path)
+        assert answer.status_code == 200
+        assert answer.json()["status"] == "ok"
+    assert httpx.get(server[0] + "/version").json()["version"]
+    schema = httpx.get(server[0] + "/openapi.json").json()
+    body = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "prompt" in body["properties"]
+    assert "$ref" not in json.dumps(body)
+
+
+def test_metrics_count_what_was_served(folder):
+    with live_server.serve(tokenizer_dir=folder) as server:
+        post(server, "/v1/completions", prompt=[5, 6, 7], max_tokens=4, n=2)
+        post(server, "/v1/completions", prompt=[5], max_tokens=-4)
+        text = httpx.get(server[0] + "/metrics").text
+    values = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            values[name] = float(value)
+    label = '{model_name="fake"}'
+    assert values[f"castiron:generation_tokens_total{label}"] == 8
+    assert values[f"castiron:prompt_tokens_total{label}"] == 6
+    assert values['castiron:request_success_total{finished_reason="length",model_name="fake"}'] == 2
+    assert values['castiron:request_refused_total{model_name="fake",status="400"}'] == 1
+    assert values[f"castiron:time_to_first_token_seconds_count{label}"] == 2
+    assert values[f"castiron:num_requests_running{label}"] == 0
+    assert values[f"castiron:kv_blocks_total{label}"] == 100
+
+
+def wait_until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_frees_its_requests(folder, stream):
+    core = FakeCore(step_seconds=0.01)
+    with live_server.serve(core, tokenizer_dir=folder) as (url, service):
+        port = int(url.rpartition(":")[2])
+        body = json.dumps({"prompt": [5], "max_tokens": 250, "n": 2, "stream": stream}).encode()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            wait_until(lambda: service.engine.session.unfinished == 2)
+        wait_until(lambda: service.engine.session.unfinished == 0)
+        assert len(core.cancelled) >= 2
+
+
+def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder):
+    core = FakeCore(step_seconds=0.005, max_batch_size=2)
+    with live_server.serve(core, tokenizer_dir=folder, max_queue_size=1) as server:
+        answers = []
+        body = {"prompt": [5], "max_tokens": 60}
+        threads = [
+            threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
+            for _ in range(3)
+        ]
+        for t in threads:
+            t.start()
+        wait_until(lambda: server[1].engine.session.unfinished == 3)
+        full = post(server, "/v1/completions", prompt=[5], max_tokens=1)
+        assert full.status_code == 429
+        assert int(full.headers["retry-after"]) >= 1
+        assert full.json()["error"]["type"] == "RateLimitError"
+        for t in threads:
+            t.join()
+        assert [a.status_code for a in answers] == [200] * 3
+        # n counts n, and a request that does not fit as a whole leaves none of its outputs running
+        assert post(server, "/v1/completions", prompt=[5], max_tokens=60, n=4).status_code == 429
+        wait_until(lambda: server[1].engine.session.unfinished == 0)
+        assert post(server, "/v1/completions", prompt=[5], max_tokens=1).status_code == 200
+
+
+def test_stopping_finishes_what_was_accepted(folder):
+    core = FakeCore(step_seconds=0.01)
+    answers = []
+    with live_server.serve(core, tokenizer_dir=folder) as server:
+        thread = threading.Thread(
+            target=lambda: answers.append(post(server, "/v1/completions", prompt=[5], max_tokens=60))
+        )
+        thread.start()
+        wait_until(lambda: server[1].engine.session.unfinished == 1)
+    thread.join()
+    assert answers[0].status_code == 200
+    assert answers[0].json()["usage"]["completion_tokens"] == 60
+
+
+def test_while_draining_ready_is_503_and_new_requests_are_refused(folder):
+    with live_server.serve(tokenizer_dir=folder) as server:
+        server[1].draining = True
+        assert httpx.get(server[0] + "/health/ready").status_code == 503
+        assert httpx.get(server[0] + "/health/live").status_code == 200
+        assert post(server, "/v1/completions", prompt=[5]).status_code == 503
+        server[1].draining = False
+
+
+def test_a_dead_engine_is_503_everywhere_and_an_error_event_in_streams(folder):
+    core = FakeCore(step_seconds=0.01)
+    with live_server.serve(core, tokenizer_dir=folder) as server:
+        threading.Timer(0.3, lambda: setattr(core, "fail_with", RuntimeError("kernel fault"))).start()
+        chunks = events(server, "/v1/completions", prompt=[5], max_tokens=200)
+        assert "kernel fault" in chunks[-1]["error"]["message"]
+        for path in ("/health", "/health/live", "/health/ready"):
+            assert httpx.get(server[0] + path).status_code == 503
+        assert post(server, "/v1/completions", prompt=[5]).status_code == 503
+
+
+def test_an_engine_without_tokenizer_serves_token_ids():
+    with live_server.serve() as server:
+        data = post(
+            server,
+            "/v1/completions",
+            prompt=[5, 6],
+            max_tokens=3,
+            temperature=0,
+            return_token_ids=True,
+            logprobs=1,
+        )
+        (choice,) = data.json()["choices"]
+        assert choice["token_ids"] == greedy([5, 6], 3)
+        assert choice["logprobs"]["tokens"][0].startswith("token_id:")
+        assert post(server, "/v1/completions", prompt="text").status_code == 400
+        assert post(server, "/v1/chat/completions", messages=USER).status_code == 400
+
+
+def test_sampling_defaults_are_request_then_model_then_api(folder):
+    core = FakeCore()
+    with live_server.serve(
+        core, tokenizer_dir=folder, generation_config={"temperature": 0.6, "top_k": 20}
+    ) as server:
+        post(server, "/v1/completions", prompt=[5], max_tokens=1)
+        post(server, "/v1/completions", prompt=[5], max_tokens=1, temperature=0.1)
+    seen = [(p.temperature, p.top_k, p.top_p) for _, p in core.submitted]
+    assert seen == [(0.6, 20, 1.0), (0.1, 20, 1.0)]
+    core = FakeCore()
+    config = {"use_generation_config": False}
+    with live_server.serve(
+        core, tokenizer_dir=folder, generation_config={"temperature": 0.6}, config=config
+    ) as server:
+        post(server, "/v1/completions", prompt=[5], max_tokens=1)
+    assert core.submitted[0][1].temperature == 1.0
+
+
+def test_many_streams_at_once_each_get_their_own_tokens(server):
+    results = {}
+
+    def one(i):
+        chunks = events(
+            server, "/v1/completions", prompt=[20 + i], max_tokens=20, temperature=0, return_token_ids=True
+        )
+        results[i] = [t for c in chunks for t in c["choices"][0]["token_ids"]]
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert results == {i: greedy([20 + i], 20) for i in range(16)}
+
+
+def test_the_openai_client_works(server):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=server[0] + "/v1", api_key="none", max_retries=0)
+    assert [m.id for m in client.models.list()] == ["fake", "alias"]
+    answer = client.chat.completions.create(
+        model="fake", messages=USER, max_completion_tokens=6, temperature=0, logprobs=True, top_logprobs=1
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert len(answer.choices[0].logprobs.content) == 6
+    stream = client.chat.completions.create(
+        model="fake",
+        messages=USER,
+        max_tokens=6,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    pieces, usage = [], None
+    for chunk in stream:
+        pieces += [c.delta.content or "" for c in chunk.choices]
+        usage = chunk.usage or usage
+    assert "".join(pieces) == answer.choices[0].message.content
+    assert usage.completion_tokens == 6
+    text = client.completions.create(model="fake", prompt="Hello", max_tokens=4, echo=True, logprobs=1)
+    assert text.choices[0].text.startswith("Hello")
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=USER)
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.completions.create(model="fake", prompt=[5] * 300)
+
+
+def test_prompt_logprobs_pick_the_largest_of_every_row():
+    from castiron.runtime.logprobs import prompt_logprobs
+
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((150, 33)).astype(np.float32)
+    ids = rng.integers(0, 33, 150).tolist()
+    entries = prompt_logprobs(ids, logits, 4)
+    assert entries[0] is None
+    for i in (1, 64, 65, 149):
+        raw = fake_core.log_softmax(logits[i - 1])
+        assert entries[i].logprob == pytest.approx(raw[ids[i]], abs=1e-9)
+        assert [t for t, _ in entries[i].top] == list(np.argsort(-raw)[:4])
