@@ -1,4 +1,4 @@
-// The passes over a whole row of logits. Everything that costs time in sampling is here; compiled for AVX2.
+// The passes over a whole row of logits. Everything that costs time in sampling is here, compiled twice: for AVX2, and for any x86-64.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,15 @@ struct Scan {
 // The first position of `max`, given what scan() found.
 [[nodiscard]] int32_t first_position(std::span<const float> row, std::span<const float> block_max, float max);
 
-// weights[i] = exp((row[i] - max) * scale), and 0 where that is below exp(-87). Returns their sum; block_mass[b]
-// is that of block b.
-double weigh(std::span<const float> row, float max, float scale, std::span<float> weights,
-             std::span<float> block_mass);
+// The weights of a row's tokens, relative to the likeliest. All spans are scratch space of the caller's.
+struct Weights {
+    std::span<float> values;      // whole blocks: zeros behind the last token
+    std::span<float> block_mass;  // by block, the sum
+    std::span<float> block_peak;  // by block, the largest
+};
+
+// values[i] = exp((row[i] - max) * scale), and 0 where that is below exp(-87). Returns their sum.
+double weigh(std::span<const float> row, float max, float scale, const Weights& weights);
 
 // sum of exp(row[i] - max).
 [[nodiscard]] double sum_exp(std::span<const float> row, float max);
@@ -36,8 +41,8 @@ struct Mass {
     int64_t count;
 };
 
-// Of the weights >= threshold.
-[[nodiscard]] Mass mass_from(std::span<const float> weights, float threshold);
+// Of the weights >= threshold > 0.
+[[nodiscard]] Mass mass_from(const Weights& weights, float threshold);
 
 // A cut through tokens in order of falling weight, ties in order of rising id: the last one kept.
 struct Cut {
@@ -49,7 +54,7 @@ struct Cut {
     }
 };
 
-// Sum of the weights that the cut keeps; block_mass[b] is that of block b.
-double kept_mass(std::span<const float> weights, Cut cut, std::span<float> block_mass);
+// Sum of the weights that the cut keeps; block_mass becomes their sums.
+double kept_mass(const Weights& weights, Cut cut);
 
 }  // namespace castiron::row_math

@@ -22,9 +22,11 @@ constexpr auto kLikelierFirst = [](const auto& a, const auto& b) {
 Sampler::Sampler(int vocab_size, int vocab_limit)
     : vocab_size_(static_cast<size_t>(vocab_size)), vocab_limit_(static_cast<size_t>(vocab_limit)) {
     row_.resize(vocab_limit_);
-    weights_.resize(vocab_limit_);
     block_max_.resize(row_math::num_blocks(vocab_limit_));
     block_mass_.resize(block_max_.size());
+    block_peak_.resize(block_max_.size());
+    weight_values_.resize(block_max_.size() * row_math::kBlock);
+    weights_ = {weight_values_, block_mass_, block_peak_};
     block_scratch_.resize(row_math::num_blocks(vocab_size_));
     counts_.resize(vocab_limit_, 0);
     candidates_.reserve(vocab_limit_);
@@ -161,11 +163,11 @@ int32_t Sampler::draw_from_top_k(std::span<const float> row, const SamplingParam
 
 int32_t Sampler::draw_from_row(std::span<const float> row, float max, const SamplingParams& params,
                                double uniform) {
-    double mass = row_math::weigh(row, max, 1.0F / params.temperature, weights_, block_mass_);
+    double mass = row_math::weigh(row, max, 1.0F / params.temperature, weights_);
     row_math::Cut cut{0.0F, -1};  // keeps every weight above 0
     if (params.top_p < 1.0F) cut = top_p_cut(mass, params.top_p);
     if (params.min_p > cut.weight) cut = {params.min_p, std::numeric_limits<int32_t>::max()};
-    if (cut.weight > 0.0F) mass = row_math::kept_mass(weights_, cut, block_mass_);
+    if (cut.weight > 0.0F) mass = row_math::kept_mass(weights_, cut);
 
     const double target = uniform * mass;
     double passed = 0;
@@ -180,12 +182,11 @@ int32_t Sampler::draw_from_row(std::span<const float> row, float max, const Samp
     passed = before;
     // Rounding may end either walk before the target is passed: then the last kept token it is.
     int32_t drawn = -1;
-    const size_t end = std::min(weights_.size(), (block + 1) * row_math::kBlock);
-    for (size_t i = block * row_math::kBlock; i < end; ++i) {
+    for (size_t i = block * row_math::kBlock; i < (block + 1) * row_math::kBlock; ++i) {
         const auto id = static_cast<int32_t>(i);
-        if (weights_[i] == 0.0F || !cut.keeps(weights_[i], id)) continue;
+        if (weight_values_[i] == 0.0F || !cut.keeps(weight_values_[i], id)) continue;
         drawn = id;
-        passed += static_cast<double>(weights_[i]);
+        passed += static_cast<double>(weight_values_[i]);
         if (passed > target) break;
     }
     return drawn;
@@ -198,7 +199,7 @@ row_math::Cut Sampler::top_p_cut(double mass, float top_p) {
     const double wanted = mass * static_cast<double>(top_p);
     // Tokens lighter than `low` weigh less than (1 - top_p) together, so the cut is not below it.
     float low = std::max(static_cast<float>((1.0 - static_cast<double>(top_p)) * mass /
-                                            static_cast<double>(weights_.size())),
+                                            static_cast<double>(vocab_limit_)),
                          std::numeric_limits<float>::min());
     float high = std::nextafter(1.0F, 2.0F);
     row_math::Mass from_low = row_math::mass_from(weights_, low);
@@ -217,12 +218,10 @@ row_math::Cut Sampler::top_p_cut(double mass, float top_p) {
     }
     candidates_.clear();
     for (size_t block = 0; block < block_mass_.size(); ++block) {
-        if (block_mass_[block] < low) continue;
-        const size_t end = std::min(weights_.size(), (block + 1) * row_math::kBlock);
-        for (size_t i = block * row_math::kBlock; i < end; ++i) {
-            if (weights_[i] >= low && weights_[i] < high) {
-                candidates_.push_back({weights_[i], static_cast<int32_t>(i)});
-            }
+        if (block_peak_[block] < low) continue;
+        for (size_t i = block * row_math::kBlock; i < (block + 1) * row_math::kBlock; ++i) {
+            const float weight = weight_values_[i];
+            if (weight >= low && weight < high) candidates_.push_back({weight, static_cast<int32_t>(i)});
         }
     }
     std::sort(candidates_.begin(), candidates_.end(), kLikelierFirst);

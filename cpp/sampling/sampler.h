@@ -51,6 +51,8 @@ struct SamplingContext {
 class Sampler {
 public:
     Sampler(int vocab_size, int vocab_limit);
+    Sampler(const Sampler&) = delete;
+    Sampler& operator=(const Sampler&) = delete;
 
     // logits: [vocab_size]. The params.logprobs likeliest tokens go to `top`, likeliest first.
     [[nodiscard]] SampledToken sample(std::span<const float> logits, const SamplingContext& context,
@@ -74,10 +76,12 @@ private:
     size_t vocab_size_;
     size_t vocab_limit_;
     std::vector<float> row_;         // [vocab_limit] logits after penalties
-    std::vector<float> weights_;     // [vocab_limit]
     std::vector<float> block_max_;   // of the row that is being sampled from
-    std::vector<float> block_mass_;
     std::vector<float> block_scratch_;
+    std::vector<float> weight_values_;
+    std::vector<float> block_mass_;
+    std::vector<float> block_peak_;
+    row_math::Weights weights_;      // of the three above
     std::vector<int32_t> counts_;    // [vocab_limit], all zero between calls
     std::vector<Candidate> candidates_;
 };

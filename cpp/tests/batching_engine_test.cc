@@ -1,0 +1,415 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "batching/engine.h"
+#include "tests/fake_device.h"
+
+using namespace castiron;
+using namespace std::chrono_literals;
+using testing::FakeDevice;
+
+namespace {
+
+constexpr int kVocab = 61;
+
+// All that came for a request, put together.
+struct Outcome {
+    std::vector<int32_t> tokens;
+    std::vector<TokenLogprobs> logprobs;
+    std::shared_ptr<float[]> context_logits;
+    FinishReason reason = FinishReason::kNone;
+    int32_t stop_token = -1;
+    std::string error;
+    bool finished = false;
+    int events = 0;
+};
+using Outcomes = std::map<RequestId, Outcome>;
+
+void take(Engine& engine, Outcomes& outcomes, std::chrono::duration<double> timeout) {
+    for (Event& event : engine.poll(timeout)) {
+        Outcome& outcome = outcomes[event.request_id];
+        CHECK_FALSE(outcome.finished);
+        outcome.tokens.insert(outcome.tokens.end(), event.token_ids.begin(), event.token_ids.end());
+        for (const TokenLogprobs& entry : event.logprobs) outcome.logprobs.push_back(entry);
+        if (event.context_logits) outcome.context_logits = event.context_logits;
+        outcome.reason = event.finish_reason;
+        outcome.stop_token = event.stop_token_id;
+        outcome.error = event.error;
+        outcome.finished = event.finished;
+        ++outcome.events;
+    }
+}
+
+// Polls until `count` requests have ended. A hang fails the test instead of blocking it.
+void finish_all(Engine& engine, Outcomes& outcomes, size_t count) {
+    const auto deadline = std::chrono::steady_clock::now() + 120s;
+    const auto ended = [&] {
+        return std::count_if(outcomes.begin(), outcomes.end(), [](const auto& entry) { return entry.second.finished; });
+    };
+    while (ended() < static_cast<std::ptrdiff_t>(count)) {
+        REQUIRE(std::chrono::steady_clock::now() < deadline);
+        take(engine, outcomes, 100ms);
+    }
+}
+
+// The same request alone, straight from the definition: no batches, no chunks, no cache.
+Outcome alone(const std::vector<int32_t>& prompt, const SamplingParams& params, int max_seq_len) {
+    Sampler sampler(kVocab, kVocab);
+    std::vector<int32_t> history = prompt;
+    std::vector<float> logits(kVocab);
+    Outcome outcome;
+    const auto room = static_cast<size_t>(std::min(params.max_tokens, max_seq_len - static_cast<int>(prompt.size())));
+    outcome.reason = FinishReason::kLength;
+    while (outcome.tokens.size() < room) {
+        testing::hashed_logits(history, logits);
+        const int32_t token =
+            sampler.sample(logits, {params, params.seed.value_or(0), prompt, outcome.tokens}, {}).token;
+        const auto& stops = params.stop_token_ids;
+        if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+            outcome.reason = FinishReason::kStop;
+            outcome.stop_token = token;
+            break;
+        }
+        outcome.tokens.push_back(token);
+        history.push_back(token);
+    }
+    return outcome;
+}
+
+struct Bench {
+    explicit Bench(const Limits& limits, EngineOptions options = {}) {
+        auto owned = std::make_unique<FakeDevice>(limits, kVocab);
+        device = owned.get();
+        engine = std::make_unique<Engine>(std::move(owned), limits, kVocab, options);
+    }
+    FakeDevice* device;
+    std::unique_ptr<Engine> engine;
+};
+
+std::vector<int32_t> random_prompt(std::mt19937& random, int length) {
+    std::vector<int32_t> prompt(static_cast<size_t>(length));
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % kVocab);
+    return prompt;
+}
+
+SamplingParams greedy(int max_tokens) {
+    SamplingParams params;
+    params.temperature = 0;
+    params.max_tokens = max_tokens;
+    return params;
+}
+
+// Waits until stats() shows an idle engine.
+EngineStats idle_stats(const Engine& engine) {
+    for (int i = 0; i < 2000; ++i) {
+        EngineStats stats = engine.stats(1);
+        if (stats.running == 0 && stats.waiting == 0) return stats;
+        std::this_thread::sleep_for(1ms);
+    }
+    FAIL("the engine did not become idle");
+    return {};
+}
+
+}  // namespace
+
+TEST_CASE("random schedules: every request ends, and says what it says alone") {
+    for (uint32_t seed = 0; seed < 120; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 random(seed);
+        const auto pick = [&](int low, int high) {
+            return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1));
+        };
+        const Limits limits{pick(1, 9), pick(1, 60), pick(1, 9), pick(20, 200)};
+        EngineOptions options;
+        options.kv_cache_blocks = blocks_for_tokens(limits.max_seq_len) + pick(0, 12);
+        Bench bench(limits, options);
+        struct Sent {
+            std::vector<int32_t> prompt;
+            SamplingParams params;
+        };
+        std::map<RequestId, Sent> sent;
+        Outcomes outcomes;
+        std::vector<RequestId> cancelled;
+        const int count = pick(1, 30);
+        while (static_cast<int>(sent.size()) < count) {
+            SamplingParams params = greedy(pick(0, 40));
+            if (random() % 2 == 0) {
+                params.temperature = 1.5F;
+                params.seed = random();
+                if (random() % 2 == 0) params.top_k = 5;
+                if (random() % 2 == 0) params.top_p = 0.8F;
+                if (random() % 3 == 0) params.repetition_penalty = 1.3F;
+                if (random() % 3 == 0) params.frequency_penalty = 0.5F;
+            }
+            if (random() % 2 == 0) params.stop_token_ids = {pick(0, kVocab - 1), pick(0, kVocab - 1)};
+            if (random() % 3 == 0) params.min_tokens = pick(0, params.max_tokens);
+            if (random() % 3 == 0) params.logprobs = pick(0, 3);
+            params.context_logits = random() % 5 == 0;
+            const auto prompt = random_prompt(random, pick(1, limits.max_seq_len - 1));
+            const RequestId id = bench.engine->submit(prompt, params);
+            sent[id] = {prompt, params};
+            if (random() % 6 == 0) {
+                cancelled.push_back(std::next(sent.begin(), pick(0, static_cast<int>(sent.size()) - 1))->first);
+                bench.engine->cancel(cancelled.back());
+            }
+            if (random() % 3 == 0) take(*bench.engine, outcomes, 0s);
+        }
+        finish_all(*bench.engine, outcomes, sent.size());
+        for (const auto& [id, request] : sent) {
+            CAPTURE(id);
+            const Outcome& outcome = outcomes[id];
+            const Outcome expected = alone(request.prompt, request.params, limits.max_seq_len);
+            CHECK(outcome.error == "");
+            if (outcome.reason == FinishReason::kCancelled) {
+                CHECK(std::find(cancelled.begin(), cancelled.end(), id) != cancelled.end());
+                REQUIRE(outcome.tokens.size() <= expected.tokens.size());
+                CHECK(std::equal(outcome.tokens.begin(), outcome.tokens.end(), expected.tokens.begin()));
+                continue;
+            }
+            CHECK(outcome.tokens == expected.tokens);
+            CHECK(outcome.reason == expected.reason);
+            CHECK(outcome.stop_token == expected.stop_token);
+            CHECK(outcome.logprobs.size() == (request.params.logprobs >= 0 ? outcome.tokens.size() : 0));
+            CHECK((outcome.context_logits != nullptr) == request.params.context_logits);
+            if (!outcome.context_logits) continue;
+            std::vector<float> logits(kVocab);
+            for (size_t row = 0; row < request.prompt.size(); ++row) {
+                testing::hashed_logits(std::span(request.prompt).first(row + 1), logits);
+                CHECK(std::equal(logits.begin(), logits.end(), outcome.context_logits.get() + row * kVocab));
+            }
+        }
+        const EngineStats stats = idle_stats(*bench.engine);
+        CHECK(stats.kv_blocks_used == 0);
+        CHECK(stats.kv_blocks_promised == 0);
+        CHECK(stats.kv_blocks_free == stats.kv_blocks_total);
+        CHECK(stats.requests_submitted == static_cast<int64_t>(sent.size()));
+        int64_t ended = 0;
+        for (const int64_t finished : stats.requests_finished) ended += finished;
+        CHECK(ended == stats.requests_submitted);
+        CHECK(stats.device_failures == 0);
+    }
+}
+
+TEST_CASE("submitting, cancelling and polling from many threads loses nothing") {
+    const Limits limits{6, 24, 6, 100};
+    EngineOptions options;
+    options.kv_cache_blocks = 9;
+    Bench bench(limits, options);
+    constexpr int kThreads = 4;
+    constexpr int kEach = 60;
+    Outcomes outcomes;
+    std::thread poller([&] { finish_all(*bench.engine, outcomes, kThreads * kEach); });
+    std::vector<std::thread> callers;
+    for (uint32_t thread = 0; thread < kThreads; ++thread) {
+        callers.emplace_back([&, thread] {
+            std::mt19937 random(thread);
+            for (int i = 0; i < kEach; ++i) {
+                const auto prompt = random_prompt(random, 1 + static_cast<int>(random() % 50));
+                const RequestId id = bench.engine->submit(prompt, greedy(1 + static_cast<int>(random() % 20)));
+                if (random() % 3 == 0) bench.engine->cancel(id - static_cast<RequestId>(random() % 3));
+                if (random() % 10 == 0) static_cast<void>(bench.engine->stats(5));
+            }
+        });
+    }
+    for (std::thread& caller : callers) caller.join();
+    poller.join();
+    const EngineStats stats = idle_stats(*bench.engine);
+    CHECK(stats.kv_blocks_used == 0);
+    CHECK(stats.requests_submitted == kThreads * kEach);
+}
+
+TEST_CASE("a slow caller gets the news of many steps as one event") {
+    Bench bench({4, 64, 4, 200});
+    const std::vector<int32_t> prompt = {1, 2, 3};
+    bench.engine->submit(prompt, greedy(50));
+    static_cast<void>(idle_stats(*bench.engine));
+    while (bench.engine->stats(0).generated_tokens < 50) std::this_thread::sleep_for(1ms);
+    const auto events = bench.engine->poll(0s);
+    REQUIRE(events.size() == 1);
+    CHECK(events[0].token_ids.size() == 50);
+    CHECK(events[0].finished);
+    CHECK(events[0].prompt_tokens == 3);
+    CHECK(bench.engine->poll(0s).empty());
+}
+
+TEST_CASE("a cancelled request ends within a step and gives its blocks back") {
+    Bench bench({4, 64, 4, 4000});
+    bench.device->delay = 2ms;
+    const std::vector<int32_t> prompt(40, 1);
+    const RequestId id = bench.engine->submit(prompt, greedy(3000));
+    Outcomes outcomes;
+    while (outcomes[id].tokens.size() < 3) take(*bench.engine, outcomes, 1s);
+    bench.engine->cancel(id);
+    finish_all(*bench.engine, outcomes, 1);
+    CHECK(outcomes[id].reason == FinishReason::kCancelled);
+    CHECK(outcomes[id].tokens.size() < 20);
+    CHECK(idle_stats(*bench.engine).kv_blocks_used == 0);
+    bench.engine->cancel(id);  // a second time, and an id that never was
+    bench.engine->cancel(123456);
+    CHECK(bench.engine->poll(10ms).empty());
+}
+
+TEST_CASE("a failing step ends the running requests with the reason, and the engine goes on") {
+    Bench bench({2, 64, 2, 200});
+    bench.device->delay = 1ms;
+    const std::vector<int32_t> prompt = {5, 6};
+    Outcomes outcomes;
+    const RequestId first = bench.engine->submit(prompt, greedy(100));
+    while (outcomes[first].tokens.empty()) take(*bench.engine, outcomes, 1s);
+    bench.device->failures = 1;
+    finish_all(*bench.engine, outcomes, 1);
+    CHECK(outcomes[first].reason == FinishReason::kError);
+    CHECK(outcomes[first].error == "the device failed: the fake device was told to fail");
+    const RequestId second = bench.engine->submit(prompt, greedy(5));
+    finish_all(*bench.engine, outcomes, 2);
+    CHECK(outcomes[second].tokens == alone(prompt, greedy(5), 200).tokens);
+    const EngineStats stats = idle_stats(*bench.engine);
+    CHECK(stats.kv_blocks_used == 0);
+    CHECK(stats.device_failures == 1);
+    CHECK(stats.dead.empty());
+}
+
+TEST_CASE("a device that keeps failing makes the engine dead, and submit says so") {
+    Bench bench({1, 64, 1, 200});
+    bench.device->failures = 1000;
+    const std::vector<int32_t> prompt = {5, 6};
+    Outcomes outcomes;
+    size_t sent = 0;
+    try {
+        for (; sent < 1000; ++sent) {
+            bench.engine->submit(prompt, greedy(5));
+            std::this_thread::sleep_for(1ms);
+        }
+    } catch (const EngineDeadError& error) {
+        CHECK(std::string(error.what()).find("the fake device was told to fail (3 times in a row)") != std::string::npos);
+    }
+    CHECK(sent < 1000);
+    finish_all(*bench.engine, outcomes, sent);
+    for (const auto& [id, outcome] : outcomes) CHECK(outcome.reason == FinishReason::kError);
+    const EngineStats stats = bench.engine->stats(0);
+    CHECK_FALSE(stats.dead.empty());
+    CHECK(stats.running == 0);
+    CHECK(stats.kv_blocks_used == 0);
+    CHECK(bench.engine->poll(10s).empty());  // at once
+}
+
+TEST_CASE("logits that are not finite end their request alone") {
+    Bench bench({4, 64, 4, 200});
+    const std::vector<int32_t> poisoned = {1, 2, 3};
+    const std::vector<int32_t> healthy = {1, 2, 4};
+    bench.device->poisoned_history = poisoned;
+    Outcomes outcomes;
+    const RequestId bad = bench.engine->submit(poisoned, greedy(5));
+    const RequestId good = bench.engine->submit(healthy, greedy(5));
+    finish_all(*bench.engine, outcomes, 2);
+    CHECK(outcomes[bad].reason == FinishReason::kError);
+    CHECK(outcomes[bad].error.find("not finite (NaN or infinity) at position 2") != std::string::npos);
+    CHECK(outcomes[good].tokens == alone(healthy, greedy(5), 200).tokens);
+}
+
+TEST_CASE("shutdown cancels what runs and waits, and what is left can be polled") {
+    Bench bench({1, 64, 1, 4000});
+    bench.device->delay = 1ms;
+    const std::vector<int32_t> prompt = {5, 6};
+    for (int i = 0; i < 5; ++i) bench.engine->submit(prompt, greedy(3000));
+    std::this_thread::sleep_for(20ms);
+    const auto begin = std::chrono::steady_clock::now();
+    bench.engine->shutdown();
+    CHECK(std::chrono::steady_clock::now() - begin < 2s);
+    Outcomes outcomes;
+    take(*bench.engine, outcomes, 10s);
+    CHECK(outcomes.size() == 5);
+    for (const auto& [id, outcome] : outcomes) CHECK(outcome.reason == FinishReason::kCancelled);
+    CHECK_THROWS_WITH_AS(bench.engine->submit(prompt, greedy(1)), "the engine was shut down", EngineDeadError);
+    CHECK(bench.engine->stats(0).kv_blocks_used == 0);
+    bench.engine->shutdown();
+}
+
+TEST_CASE("requests that cannot be served are refused with the numbers") {
+    EngineOptions options;
+    options.kv_cache_blocks = 2;
+    options.max_queue_size = 3;
+    Bench bench({1, 64, 1, 100}, options);
+    Engine& engine = *bench.engine;
+    const std::vector<int32_t> long_prompt(100, 1);
+    CHECK_THROWS_WITH_AS(engine.submit({}, greedy(1)), "the prompt is empty; at least one token is needed",
+                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(engine.submit(long_prompt, greedy(7)),
+                         "maximum context length is 100 tokens; the prompt has 100 and 7 are to be generated",
+                         std::invalid_argument);
+    CHECK_THROWS_AS(engine.submit(std::vector<int32_t>{kVocab}, greedy(1)), std::invalid_argument);
+    CHECK_THROWS_AS(engine.submit(std::vector<int32_t>{-1}, greedy(1)), std::invalid_argument);
+    CHECK_THROWS_AS(engine.submit(std::vector<int32_t>(70, 1), greedy(1)), std::invalid_argument);  // 3 blocks
+    bench.device->delay = 20ms;
+    const std::vector<int32_t> prompt = {1};
+    int accepted = 0;
+    const auto flood = [&] {
+        for (; accepted < 100; ++accepted) engine.submit(prompt, greedy(20));
+    };
+    CHECK_THROWS_WITH_AS(flood(), "3 requests are waiting already (max_queue_size)", QueueFullError);
+    CHECK(accepted >= 3);
+    CHECK(accepted <= 5);
+}
+
+TEST_CASE("options beyond what the engine was built for are refused") {
+    const Limits limits{4, 64, 4, 100};
+    const auto make = [&](auto change) {
+        EngineOptions options;
+        change(options);
+        Bench bench(limits, options);
+    };
+    CHECK_THROWS_WITH_AS(make([](EngineOptions& o) { o.max_batch_size = 5; }),
+                         "max_batch_size is 5; the engine was built for at most 4: choose less, or build it with a "
+                         "larger limit",
+                         std::invalid_argument);
+    CHECK_THROWS_AS(make([](EngineOptions& o) { o.max_num_tokens = 65; }), std::invalid_argument);
+    CHECK_THROWS_AS(make([](EngineOptions& o) { o.kv_cache_blocks = -1; }), std::invalid_argument);
+    CHECK_THROWS_AS(make([](EngineOptions& o) { o.max_queue_size = 0; }), std::invalid_argument);
+    CHECK_THROWS_AS(make([](EngineOptions& o) { o.vocab_limit = kVocab + 1; }), std::invalid_argument);
+    make([](EngineOptions& o) { o.max_batch_size = 2, o.max_num_tokens = 8, o.vocab_limit = 10; });
+}
+
+TEST_CASE("prefill only: max_tokens 0 gives context logits and no token") {
+    Bench bench({4, 64, 4, 100});
+    SamplingParams params = greedy(0);
+    params.context_logits = true;
+    const std::vector<int32_t> prompt(100, 7);  // as long as the context
+    Outcomes outcomes;
+    const RequestId id = bench.engine->submit(prompt, params);
+    finish_all(*bench.engine, outcomes, 1);
+    CHECK(outcomes[id].tokens.empty());
+    CHECK(outcomes[id].reason == FinishReason::kLength);
+    REQUIRE(outcomes[id].context_logits != nullptr);
+    std::vector<float> logits(kVocab);
+    testing::hashed_logits(prompt, logits);
+    CHECK(std::equal(logits.begin(), logits.end(), outcomes[id].context_logits.get() + 99 * kVocab));
+}
+
+TEST_CASE("the trace tells what each step was made of") {
+    Bench bench({4, 10, 4, 100});
+    const std::vector<int32_t> prompt(25, 7);
+    bench.engine->submit(prompt, greedy(3));
+    Outcomes outcomes;
+    finish_all(*bench.engine, outcomes, 1);
+    const EngineStats stats = bench.engine->stats(100);
+    REQUIRE(stats.recent_steps.size() == 5);  // prefill of 10, 10 and 5, then two decodes
+    CHECK(stats.recent_steps[0].prefill_tokens == 10);
+    CHECK(stats.recent_steps[2].prefill_tokens == 5);
+    CHECK(stats.recent_steps[2].logit_rows == 1);
+    CHECK(stats.recent_steps[3].decode_tokens == 1);
+    CHECK(stats.recent_steps[4].finished == 1);
+    CHECK(stats.recent_steps[4].kv_blocks_used == 0);
+    CHECK(stats.steps == 5);
+    CHECK(stats.prompt_tokens == 25);
+    CHECK(stats.generated_tokens == 3);
+    CHECK(stats.last_step.step == 5);
+}

@@ -1,0 +1,134 @@
+// A device whose logits are a hash of the tokens that it finds in its KV cache through the block tables: a wrong
+// block, position or row shows as another token.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/device.h"
+
+namespace castiron::testing {
+
+// The logits that follow a history, in [-4, 4).
+inline void hashed_logits(std::span<const int32_t> history, std::span<float> logits) {
+    uint64_t hash = 0xCBF29CE484222325U;
+    for (const int32_t token : history) {
+        hash = (hash ^ static_cast<uint64_t>(token + 1)) * 0x100000001B3U;
+        hash ^= hash >> 29;
+    }
+    for (size_t i = 0; i < logits.size(); ++i) {
+        uint64_t x = hash + (i + 1) * 0x9E3779B97F4A7C15U;
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+        x ^= x >> 31;
+        logits[i] = static_cast<float>(static_cast<double>(x >> 40) * 0x1.0p-24 * 8.0 - 4.0);
+    }
+}
+
+class FakeDevice : public Device {
+public:
+    FakeDevice(const Limits& limits, int vocab_size) : limits_(limits), vocab_size_(vocab_size) {
+        logits_.reserve(static_cast<size_t>(limits.max_logit_rows) * static_cast<size_t>(vocab_size));
+    }
+
+    uint64_t kv_block_bytes() const override { return 1024; }
+    void reserve_kv(int num_blocks) override {
+        cache_.assign(static_cast<size_t>(num_blocks) * kBlockTokens, kNothing);
+    }
+    void copy_kv_block(int from, int to) override {
+        for (int i = 0; i < kBlockTokens; ++i) slot(to, i) = slot(from, i);
+    }
+
+    std::span<const float> forward(const Batch& batch) override {
+        ++steps;
+        if (delay.count() > 0) std::this_thread::sleep_for(delay);
+        if (failures > 0) {
+            --failures;
+            throw std::runtime_error("the fake device was told to fail");
+        }
+        require(!batch.token_ids.empty(), "an empty step");
+        require(batch.token_ids.size() <= static_cast<size_t>(limits_.max_num_tokens), "too many tokens");
+        require(batch.logit_rows.size() <= static_cast<size_t>(limits_.max_logit_rows), "too many logit rows");
+        require(batch.positions.size() == batch.token_ids.size(), "positions");
+        write(batch);
+        logits_.assign(batch.logit_rows.size() * static_cast<size_t>(vocab_size_), 0.0F);
+        for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+            const int row = batch.logit_rows[i];
+            require(i == 0 || row > batch.logit_rows[i - 1], "logit rows are not ascending");
+            answer(batch, row, std::span(logits_).subspan(i * static_cast<size_t>(vocab_size_),
+                                                          static_cast<size_t>(vocab_size_)));
+        }
+        return logits_;
+    }
+
+    std::atomic<int> failures{0};  // so many of the next steps throw
+    std::atomic<int> steps{0};
+    std::chrono::microseconds delay{0};
+    std::vector<int32_t> poisoned_history;  // logits after this history are NaN
+
+private:
+    static constexpr int32_t kNothing = -1;
+
+    static void require(bool holds, const char* what) {
+        if (!holds) throw std::logic_error(std::string("the fake device refuses the step: ") + what);
+    }
+    int32_t& slot(int block, int offset) {
+        require(block >= 0 && static_cast<size_t>(block) * kBlockTokens < cache_.size(), "block outside the pool");
+        return cache_[static_cast<size_t>(block) * kBlockTokens + static_cast<size_t>(offset)];
+    }
+    int32_t& slot_at(const SequenceSlice& sequence, int position) {
+        const auto index = static_cast<size_t>(position / kBlockTokens);
+        require(index < sequence.block_table.size(), "block table too short");
+        return slot(sequence.block_table[index], position % kBlockTokens);
+    }
+
+    void write(const Batch& batch) {
+        int row = 0;
+        std::set<int32_t> written;
+        for (const SequenceSlice& sequence : batch.sequences) {
+            require(sequence.first_row == row && sequence.num_rows > 0, "rows of the sequences have gaps");
+            for (int i = 0; i < sequence.num_rows; ++i, ++row) {
+                const int position = sequence.start_position + i;
+                require(position < limits_.max_seq_len, "position past max_seq_len");
+                require(batch.positions[static_cast<size_t>(row)] == position, "positions");
+                slot_at(sequence, position) = batch.token_ids[static_cast<size_t>(row)];
+            }
+            for (int p = sequence.start_position / kBlockTokens;
+                 p <= (sequence.start_position + sequence.num_rows - 1) / kBlockTokens; ++p) {
+                require(written.insert(sequence.block_table[static_cast<size_t>(p)]).second,
+                        "two sequences write to one block");
+            }
+        }
+        require(static_cast<size_t>(row) == batch.token_ids.size(), "rows without a sequence");
+    }
+
+    void answer(const Batch& batch, int row, std::span<float> logits) {
+        for (const SequenceSlice& sequence : batch.sequences) {
+            if (row >= sequence.first_row + sequence.num_rows) continue;
+            const int last = sequence.start_position + row - sequence.first_row;
+            history_.clear();
+            for (int p = 0; p <= last; ++p) history_.push_back(slot_at(sequence, p));
+            hashed_logits(history_, logits);
+            if (!poisoned_history.empty() && history_ == poisoned_history) {
+                logits[logits.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+            }
+            return;
+        }
+    }
+
+    Limits limits_;
+    int vocab_size_;
+    std::vector<int32_t> cache_;
+    std::vector<int32_t> history_;
+    std::vector<float> logits_;
+};
+
+}  // namespace castiron::testing
