@@ -239,7 +239,7 @@ class Checkpoint:
         stored = self.resolve(parameter)
         if stored.shape != tuple(shape):
             raise CheckpointError(
-                f"{self.folder}: tensor {stored.name!r} has shape {list(stored.shape)}, but config.json makes "
+                f"{self.folder}: tensor {stored.name!r} has shape {list(stored.shape)}, config.json makes "
                 f"the parameter {parameter!r} {list(shape)}. Config and weights are of different models."
             )
         return stored

@@ -1,0 +1,70 @@
+"""GGUF files: loaded by transformers, written as a Hugging Face folder without losing a bit.
+
+Dequantized weights are numbers that bfloat16 cannot hold, so they are kept in float32; the dtype of an engine
+is decided by the build, not here. The whole model is in memory once, in float32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from castiron.errors import CheckpointError
+
+from .converted import converted, copy_companions, save_tensors
+from .gguf_tokenizer import save_tokenizer
+from .shards import SINGLE
+
+
+def convert_gguf(file: Path) -> tuple[Path, tuple[str, ...]]:
+    """A safetensors folder with model, config and tokenizer of a GGUF file.
+
+    A ``tokenizer.json`` beside the file is used in place of the one in the file. Raises ``CheckpointError``
+    if transformers does not know the architecture, or if the tokenizer cannot be rebuilt faithfully.
+    """
+    file = file.absolute()
+    beside = file.with_name("tokenizer.json")
+    sources = [file, beside] if beside.is_file() else [file]
+
+    def convert(target: Path) -> None:
+        if beside.is_file():
+            copy_companions(file.parent, target, skip="config.json")
+        else:
+            save_tokenizer(file, target)  # first: it is quick, and it is what may be refused
+        model = _load(file)
+        save_tensors(target / SINGLE, _without_tied_copies(model))
+        config = model.config.to_dict()
+        config.pop("quantization_config", None)
+        config["architectures"] = [type(model).__name__]
+        (target / "config.json").write_text(json.dumps(config, indent=2, default=str))
+        model.generation_config.save_pretrained(target)
+
+    return converted(sources, convert)
+
+
+def _load(file: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
+        )
+    except Exception as error:  # gguf and transformers raise many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{file}: transformers cannot load this GGUF file: {reason}. Use the model's Hugging Face folder."
+        ) from error
+
+
+def _without_tied_copies(model: Any) -> dict[str, Any]:
+    """The state dict with every shared tensor once, under its first name."""
+    seen: set[tuple[int, int]] = set()
+    kept = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.numel())
+        if tensor.numel() == 0 or key not in seen:
+            kept[name] = tensor
+        seen.add(key)
+    return kept

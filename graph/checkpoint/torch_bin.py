@@ -1,0 +1,72 @@
+"""Folders that hold only ``pytorch_model.bin``: converted to safetensors without running pickled code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from castiron.errors import CheckpointError
+
+from .config import read_config, read_json_object
+from .converted import converted, copy_companions, save_tensors
+from .safetensors_file import read_header
+from .shards import INDEX, SINGLE
+
+_BIN: Final = "pytorch_model.bin"
+_BIN_INDEX: Final = "pytorch_model.bin.index.json"
+
+
+def convert_torch_bin(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """A safetensors folder with the tensors of ``pytorch_model.bin`` (or its shards) and everything else."""
+    read_config(folder)  # a folder that cannot be built is refused before gigabytes are copied
+    files = _files(folder)
+
+    def convert(target: Path) -> None:
+        copy_companions(folder, target)
+        names = [
+            SINGLE if len(files) == 1 else f"model-{i + 1:05}-of-{len(files):05}.safetensors"
+            for i in range(len(files))
+        ]
+        for file, name in zip(files, names, strict=True):
+            save_tensors(target / name, _load(file))
+        if len(files) > 1:
+            weight_map = {tensor: name for name in names for tensor in read_header(target / name)}
+            (target / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    return converted([*files, folder / "config.json"], convert)
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / _BIN).is_file():
+        return [folder / _BIN]
+    weight_map = read_json_object(folder / _BIN_INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{folder / _BIN_INDEX}: 'weight_map' is missing. Download it again.")
+    files = [folder / Path(str(name)).name for name in sorted(set(weight_map.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(f"{folder}: {', '.join(missing)} named by {_BIN_INDEX} missing. Download them.")
+    return files
+
+
+def _load(file: Path) -> dict[str, Any]:
+    import torch
+
+    try:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # the format before torch 1.6 cannot be mapped
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch raise many kinds on a damaged or hostile file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{file}: torch cannot read it as plain weights ({reason}). Download it again, or use a "
+            "safetensors checkpoint."
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise CheckpointError(
+            f"{file}: holds more than tensors by name (a training state?); expected a state dict as written "
+            "by save_pretrained."
+        )
+    return state
