@@ -1,10 +1,11 @@
-"""The build: checkpoint -> graph -> passes -> program -> packed weights -> engine, checked against its source."""
+"""The build: checkpoint -> graph -> program -> packed weights -> engine, checked against its source."""
 
 from __future__ import annotations
 
 import resource
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from .report import BuildPlan, BuildReport
 if TYPE_CHECKING:
     from ..graph.checkpoint import Checkpoint
     from ..graph.passes import PassReport
+
+_NO_CORE = "the C++ runtime (castiron.runtime._core) is not installed here"
 
 
 def build(
@@ -69,7 +72,11 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
         plan=plan,
         passes=tuple((one.name, one.applied) for one in passes),
         decisions=tuple(
-            {"what": f"{one.program.target}: {d.op} x{d.count}", "choice": d.tactic, "why": "lowest estimated cost"}
+            {
+                "what": f"{one.program.target}: {d.op} x{d.count}",
+                "choice": d.tactic,
+                "why": "lowest estimated cost",
+            }
             for one in lowered
             for d in one.decisions
         ),
@@ -105,7 +112,12 @@ def _rewrite(
 
 
 def _plan(checkpoint: Checkpoint, lowered: list[Lowered], limits: Limits, options: BuildOptions) -> BuildPlan:
-    verify = options.verify == "always" or (options.verify == "auto" and estimate.fits_verification(lowered))
+    if options.verify == "always" and not _has_core():
+        raise BuildError(
+            f"the engine cannot be compared with the source model: {_NO_CORE}; install castiron's wheel"
+        )
+    fits = estimate.fits_verification(lowered) and _has_core()
+    verify = options.verify == "always" or (options.verify == "auto" and fits)
     return BuildPlan(
         model=checkpoint.source,
         architecture=checkpoint.names.class_name,
@@ -126,8 +138,8 @@ def _check_disk(output_dir: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise BuildError(
-            f"the engine needs about {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free; free some "
-            "space or choose another output folder"
+            f"the engine needs about {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free; "
+            "free some space or choose another output folder"
         )
 
 
@@ -166,14 +178,15 @@ def _write(
         for item in report.plan.memory[lowered[0].program.target].items
     ]
     with phases("write engine"):
-        writer.finish(model=model_identity(checkpoint, options.dtype), special_tokens=tokens, memory_plan=rows)
+        writer.finish(
+            model=model_identity(checkpoint, options.dtype), special_tokens=tokens, memory_plan=rows
+        )
     if options.verify == "never":
         return report
     if not report.plan.verify:
-        note = (
-            "the weights are too large for the build to load them; run "
-            f"'castiron verify {report.output_dir}' where the engine will serve"
-        )
+        why = "the weights are too large for the build to load them" if _has_core() else _NO_CORE
+        command = f"castiron verify {report.output_dir}"
+        note = f"not compared with the source model: {why}; run '{command}' where it serves"
         phases.progress.note(note)
         return replace(report, notes=(*report.notes, note))
     with phases("verify"):
@@ -200,7 +213,10 @@ def _verify(path: Path, options: BuildOptions, phases: Phases) -> Verification:
     return result.summary()
 
 
+def _has_core() -> bool:
+    """Whether the C++ runtime is installed beside this package; a source tree without a build lacks it."""
+    return find_spec("castiron.runtime._core") is not None
+
+
 def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-

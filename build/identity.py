@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 #: A natural text for the golden outputs: plain prose, so that every tokenizer has words for it.
 GOLDEN_TEXT = (
-    "Iron has been cast for more than two thousand years. The founder makes a mould of damp sand, melts the "
-    "metal in a furnace, and pours it in one steady stream. When the casting is cold the mould is broken, and "
-    "what was liquid an hour ago will hold its shape for a century. A good casting needs no apology: it is made "
-    "once, for one purpose, and then it simply works. In 1779 the first large bridge of cast iron was built over "
-    "a river in England; it carries people to this day. Water boils at 100 degrees, iron melts at 1538, and a "
-    "patient worker learns to judge both by eye. def area(width, height):\n    return width * height\n"
+    "Iron has been cast for more than two thousand years. The founder makes a mould of damp sand, melts "
+    "the metal in a furnace, and pours it in one steady stream. When the casting is cold the mould is "
+    "broken, and what was liquid an hour ago will hold its shape for a century. A good casting needs no "
+    "apology: it is made once, for one purpose, and then it simply works. In 1779 the first large bridge "
+    "of cast iron was built over a river in England; it carries people to this day. Water boils at 100 "
+    "degrees, iron melts at 1538, and a patient worker learns to judge both by eye. "
+    "def area(width, height):\n    return width * height\n"
 )
 
 

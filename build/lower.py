@@ -109,8 +109,8 @@ def _check_table_length(op: Op, limits: Limits) -> None:
     rows = int(table.shape[0]) - int(op.attrs.get("index_offset", 0))
     if ids.name == names.POSITIONS and rows < limits.max_seq_len:
         raise BuildError(
-            f"max_seq_len is {limits.max_seq_len}, but the model's position table {table.name!r} has rows for "
-            f"{rows} positions only; build with --max-seq-len {rows} or less"
+            f"max_seq_len is {limits.max_seq_len}, but the model's position table {table.name!r} has rows "
+            f"for {rows} positions only; build with --max-seq-len {rows} or less"
         )
 
 

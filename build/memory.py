@@ -1,4 +1,4 @@
-"""The memory plan: offsets in the activation arena by liveness, and the table of everything the engine reserves."""
+"""The memory plan: arena offsets by liveness, and the table of everything the engine reserves."""
 
 from __future__ import annotations
 
@@ -120,8 +120,12 @@ def memory_plan(
     blocks = per_sequence * limits.max_batch_size
     return MemoryPlan(
         (
-            MemoryItem("weights: matrices and tables", matrices, f"{sum(len(w.shape) > 1 for w in weights)} tensors"),
-            MemoryItem("weights: vectors", vectors, f"{sum(len(w.shape) == 1 for w in weights)} tensors, float32"),
+            MemoryItem(
+                "weights: matrices and tables", matrices, f"{sum(len(w.shape) > 1 for w in weights)} tensors"
+            ),
+            MemoryItem(
+                "weights: vectors", vectors, f"{sum(len(w.shape) == 1 for w in weights)} tensors, float32"
+            ),
             MemoryItem(
                 "activations",
                 arena_bytes - logits_bytes,

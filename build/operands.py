@@ -72,8 +72,8 @@ class GraphView:
             values = np.asarray(onnx.numpy_helper.to_array(tensor))
         elif kind not in (*_INTEGERS, onnx.TensorProto.FLOAT) and name not in self._constants:
             raise BuildError(
-                f"value {name!r} is of type {onnx.TensorProto.DataType.Name(kind)}; the host target computes on "
-                "float32 and int32 only"
+                f"value {name!r} is of type {onnx.TensorProto.DataType.Name(kind)}; the host target computes "
+                "on float32 and int32 only"
             )
         return Operand(name, self._shape(name), dtype, name in self._constants, values)
 

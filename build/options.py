@@ -58,7 +58,9 @@ class BuildOptions:
             raise BuildError(f"no target given; expected one or more of {', '.join(TARGETS)}, or auto")
         for target in self.targets:
             if target not in (*TARGETS, "auto"):
-                raise BuildError(f"unknown target {target!r}; this castiron builds for {', '.join(TARGETS)}, or auto")
+                raise BuildError(
+                    f"unknown target {target!r}; this castiron builds for {', '.join(TARGETS)}, or auto"
+                )
         if self.dtype not in DTYPES:
             raise BuildError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
         if self.verify not in ("auto", "always", "never"):
@@ -97,17 +99,19 @@ def resolve_limits(options: BuildOptions, hf_config: Any) -> Limits:
     tokens = options.max_num_tokens or min(max(DEFAULT_MAX_NUM_TOKENS, batch), most_useful)
     if tokens < batch:
         raise BuildError(
-            f"max_num_tokens is {tokens} and max_batch_size is {batch}: a step decodes one token of every running "
-            f"request, so max_num_tokens must be at least {batch}"
+            f"max_num_tokens is {tokens} and max_batch_size is {batch}: a step decodes one token of every "
+            f"running request, so max_num_tokens must be at least {batch}"
         )
     rows = options.max_logit_rows or min(max(batch, _LEAST_LOGIT_ROWS), tokens)
     if rows < batch:
         raise BuildError(
-            f"max_logit_rows is {rows} and max_batch_size is {batch}: every running request needs a row of logits, "
-            f"so max_logit_rows must be at least {batch}"
+            f"max_logit_rows is {rows} and max_batch_size is {batch}: every running request needs a row of "
+            f"logits, so max_logit_rows must be at least {batch}"
         )
     if rows > tokens:
-        raise BuildError(f"max_logit_rows is {rows}, more than the {tokens} tokens of a step (max_num_tokens)")
+        raise BuildError(
+            f"max_logit_rows is {rows}, more than the {tokens} tokens of a step (max_num_tokens)"
+        )
     try:
         return Limits(max_batch_size=batch, max_num_tokens=tokens, max_logit_rows=rows, max_seq_len=seq_len)
     except ValueError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from castiron.errors import BuildError
 
-from ..engines.program import Limits, Value
+from ..engines.program import Dim, Limits, Value
 from ..plugins import Call, Lowering, Op, Operand, View
 from ..plugins.host.kernels import IN_PLACE, TAKES_VIEWS
 from .memory import Buffer, plan_arena
@@ -88,7 +88,7 @@ class StepList:
             Value(
                 name=name,
                 dtype=placed.dtype,
-                shape=list(placed.shape),
+                shape=cast("list[Dim]", list(placed.shape)),
                 offset=0 if placed.base is not None else offset_of[self._merged[placed.storage]],
                 base=placed.base,
                 column=placed.column,
@@ -99,7 +99,7 @@ class StepList:
         return PlannedValues(values, total)
 
     def _referenced(self) -> set[str]:
-        """Values that a step names, and the bases of views among them; the rest were only views in between."""
+        """Values that a step names, and the bases of views among them; the rest were views in between."""
         used = {self._output, *self._inputs}
         for call in self.calls:
             used.update(call.inputs)
@@ -166,7 +166,9 @@ class StepList:
                 source, target = self._values[call.inputs[operand]], self._values[call.outputs[output]]
                 old, new = self._merged[source.storage], self._merged[target.storage]
                 others = {
-                    self._merged[self._values[name].storage] for i, name in enumerate(call.inputs) if i != operand
+                    self._merged[self._values[name].storage]
+                    for i, name in enumerate(call.inputs)
+                    if i != operand
                 }
                 outputs = {self._merged[self._values[name].storage] for name in call.outputs}
                 fits = (

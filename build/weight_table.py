@@ -49,11 +49,12 @@ class WeightTable:
         return name if name not in stored else f"{name}.{use.role}"
 
     def _packed(self, name: str, use: WeightUse) -> PackedSource:
-        parts = [self._graph.expr(part) for part in use.parts]
-        if use.role == "vector":
-            return PackedSource.gated_vector(name, *parts) if len(parts) == 2 else PackedSource.plain(name, *parts)
-        if use.role == "table":
-            return PackedSource.plain(name, *parts, dtype=self._dtype)
-        if len(parts) == 2:
-            return PackedSource.gated_panels(name, *parts, dtype=self._dtype)
-        return PackedSource.panels(name, *parts, dtype=self._dtype)
+        first, *others = (self._graph.expr(part) for part in use.parts)
+        if others:
+            (second,) = others
+            if use.role == "vector":
+                return PackedSource.gated_vector(name, first, second)
+            return PackedSource.gated_panels(name, first, second, self._dtype)
+        if use.role == "matrix":
+            return PackedSource.panels(name, first, self._dtype)
+        return PackedSource.plain(name, first, self._dtype if use.role == "table" else "f32")

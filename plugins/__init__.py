@@ -1,4 +1,4 @@
-"""Op implementations ("tactics"): the registry, the built-in ones, and the types a user's tactic is made of."""
+"""Op implementations ("tactics"): the registry, the built-in ones, the types a tactic is made of."""
 
 from .defaults import default_registry
 from .registry import Registry

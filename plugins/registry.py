@@ -40,7 +40,9 @@ class Registry:
         operands = ", ".join("-" if o is None else f"{list(o.shape)}" for o in op.inputs)
         results = ", ".join(f"{o.name} {list(o.shape)}" for o in op.outputs)
         tried = [t.name for t in self._tactics.get((op.kind, target), [])]
-        reason = f"none of {', '.join(tried)} takes these operands" if tried else "no tactic implements this op"
+        reason = (
+            f"none of {', '.join(tried)} takes these operands" if tried else "no tactic implements this op"
+        )
         raise BuildError(
             f"target {target!r} cannot run {op.kind}({operands}) -> {results} with attributes "
             f"{dict(op.attrs)}: {reason}; register a tactic for it (docs/passes.md, 'Tactics')"

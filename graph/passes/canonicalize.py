@@ -5,16 +5,29 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from .rewriter import CASTIRON, Node, PassContext, Rewriter, Tensor, dtype_name, is_inline, optional_input, produced_by, shape_of
+from .rewriter import (
+    CASTIRON,
+    Node,
+    PassContext,
+    Rewriter,
+    Tensor,
+    dtype_name,
+    is_inline,
+    optional_input,
+    produced_by,
+    shape_of,
+)
 
 _ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 
 
 def canonicalize(rewriter: Rewriter, ctx: PassContext) -> int:
-    """Rewrite LayerNormalization, RMSNorm(one_plus), Relu, Tanh, Sigmoid, Gelu, x·sigmoid(x); returns how many."""
+    """Rewrite LayerNormalization, RMSNorm(one_plus), Relu, Tanh, Sigmoid, Gelu, x·sigmoid(x)."""
     applied = 0
     for node in list(rewriter.graph.nodes):
-        if node.outputs and any(rule(rewriter, node) for rule in (_layer_norm, _one_plus, _activation, _silu)):
+        if node.outputs and any(
+            rule(rewriter, node) for rule in (_layer_norm, _one_plus, _activation, _silu)
+        ):
             applied += 1
     rewriter.tidy()
     return applied
@@ -32,7 +45,9 @@ def _layer_norm(rewriter: Rewriter, node: Node) -> bool:
     bias = None if bias is not None and _filled_with(bias, 0.0) else bias
     attrs = {"eps": float(node.attrs.get("epsilon", 1e-5)), "group": 0}
     output = node.outputs[0]
-    y = rewriter.op("LayerNorm", [x, weight, bias], shape_of(output), attrs=attrs, domain=CASTIRON, hint=output.name)
+    y = rewriter.op(
+        "LayerNorm", [x, weight, bias], shape_of(output), attrs=attrs, domain=CASTIRON, hint=output.name
+    )
     rewriter.replace(output, y)
     return True
 
@@ -86,5 +101,3 @@ def _replace_by_activation(rewriter: Rewriter, node: Node, x: Tensor, fn: str) -
     output = node.outputs[0]
     y = rewriter.op("Activation", [x], shape_of(output), attrs={"fn": fn}, domain=CASTIRON, hint=output.name)
     rewriter.replace(output, y)
-
-

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
+import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 from onnx.reference import ReferenceEvaluator
-from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter  # type: ignore[import-untyped]
 
 from .rewriter import (
     CASTIRON,
@@ -59,7 +59,9 @@ def _fold(rewriter: Rewriter, node: Node) -> bool:
     if node.op == "Constant" and not node.domain:
         value = node.attrs.get("value")
         if value is None:
-            key = next(k for k in ("value_float", "value_int", "value_floats", "value_ints") if k in node.attrs)
+            key = next(
+                k for k in ("value_float", "value_int", "value_floats", "value_ints") if k in node.attrs
+            )
             array = np.asarray(node.attrs[key], dtype=np.float32 if "float" in key else np.int64)
         else:
             array = np.asarray(value.values if isinstance(value, gs.Constant) else value)

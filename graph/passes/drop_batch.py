@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import onnx_graphsurgeon as gs
+import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 
-from .rewriter import CASTIRON, Node, PassContext, Rewriter, Tensor, ints_of, is_inline, shape_of, weight_nodes
+from .rewriter import (
+    CASTIRON,
+    Node,
+    PassContext,
+    Rewriter,
+    Tensor,
+    ints_of,
+    is_inline,
+    shape_of,
+    weight_nodes,
+)
 
 _ROWWISE = {"Linear", "RMSNorm", "LayerNorm", "Activation"}
-_UNARY = {"Neg", "Exp", "Log", "Sqrt", "Abs", "Reciprocal", "Softplus", "Sin", "Cos", "Erf", "Clip", "Cast", "Floor"}
+_UNARY = {
+    "Neg",
+    "Exp",
+    "Log",
+    "Sqrt",
+    "Abs",
+    "Reciprocal",
+    "Softplus",
+    "Sin",
+    "Cos",
+    "Erf",
+    "Clip",
+    "Cast",
+    "Floor",
+}
 _BINARY = {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where"}
 _AXIS = {"Concat", "Softmax", "Split"}
 _REDUCE = {"ReduceMean", "ReduceSum", "ReduceMax"}
@@ -156,10 +180,10 @@ def _merge_reshapes(rewriter: Rewriter) -> None:
 
 
 _RULES: dict[str, Callable[[Rewriter, Node], bool]] = {
-    **{op: _first_operand for op in _ROWWISE | _UNARY},
-    **{op: _binary for op in _BINARY},
-    **{op: _axis for op in _AXIS},
-    **{op: _reduce for op in _REDUCE},
+    **dict.fromkeys(_ROWWISE | _UNARY, _first_operand),
+    **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_AXIS, _axis),
+    **dict.fromkeys(_REDUCE, _reduce),
     "Gather": _gather,
     "Slice": _slice,
     "Transpose": _transpose,

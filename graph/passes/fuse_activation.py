@@ -12,7 +12,7 @@ def fuse_activation(rewriter: Rewriter, ctx: PassContext) -> int:
         if node.op != "Activation" or node.domain != CASTIRON:
             continue
         linear = produced_by(node.inputs[0], "Linear")
-        if linear is None or rewriter.only_consumer(node.inputs[0]) is not node:
+        if linear is None or not rewriter.read_only_by(node.inputs[0], node):
             continue
         untouched = linear.attrs.get("activation", "none") == "none" and linear.attrs.get("alpha", 1.0) == 1.0
         if untouched and optional_input(linear, 3) is None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import onnx_graphsurgeon as gs
+import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 
-from .rewriter import CASTIRON, Node, PassContext, Rewriter, Tensor, produced_by, scalar_of, shape_of, weight_nodes
+from .rewriter import (
+    CASTIRON,
+    Node,
+    PassContext,
+    Rewriter,
+    Tensor,
+    produced_by,
+    scalar_of,
+    shape_of,
+    weight_nodes,
+)
 
 
 def fuse_embedding(rewriter: Rewriter, ctx: PassContext) -> int:

@@ -23,7 +23,7 @@ def fuse_gate_up(rewriter: Rewriter, ctx: PassContext) -> int:
             continue
         for gate, up in (node.inputs, node.inputs[::-1]):
             activation = produced_by(gate, "Activation")
-            if activation is None or rewriter.only_consumer(gate) is not node:
+            if activation is None or not rewriter.read_only_by(gate, node):
                 continue
             if _fuse(rewriter, node, activation, up):
                 applied += 1
@@ -35,7 +35,12 @@ def fuse_gate_up(rewriter: Rewriter, ctx: PassContext) -> int:
 def _fuse(rewriter: Rewriter, node: Node, activation: Node, up: Tensor) -> bool:
     gate_half = _projection(rewriter, activation.inputs[0])
     up_half = _projection(rewriter, up)
-    if gate_half is None or up_half is None or gate_half.x is not up_half.x or gate_half.width != up_half.width:
+    if (
+        gate_half is None
+        or up_half is None
+        or gate_half.x is not up_half.x
+        or gate_half.width != up_half.width
+    ):
         return False
     output = node.outputs[0]
     if shape_of(output)[-1] != gate_half.width:
@@ -76,7 +81,9 @@ class _Half:
             return tensor
         bounds = [self.rewriter.constant([v], "bound") for v in (self.start, self.stop, 0, 1)]
         name = f"{tensor.name}[{self.start}:{self.stop}]"
-        return self.rewriter.op("Slice", [tensor, *bounds], [self.width, *dims[1:]], dtype=tensor.dtype, hint=name)
+        return self.rewriter.op(
+            "Slice", [tensor, *bounds], [self.width, *dims[1:]], dtype=tensor.dtype, hint=name
+        )
 
 
 def _projection(rewriter: Rewriter, tensor: Tensor) -> _Half | None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from .rewriter import CASTIRON, Node, PassContext, Rewriter, Tensor, dtype_name, optional_input, producer, shape_of
+from .rewriter import (
+    CASTIRON,
+    Node,
+    PassContext,
+    Rewriter,
+    Tensor,
+    dtype_name,
+    optional_input,
+    producer,
+    shape_of,
+)
 
 _PASS_THROUGH = ("RMSNorm", "LayerNorm", "PagedRope", "Clip", "Reshape", "Mul", "Div")
 
@@ -62,7 +72,12 @@ def _join(rewriter: Rewriter, linears: list[Node]) -> None:
     features = shape_of(linears[0].inputs[1])[1]
     name = "+".join([linears[0].inputs[1].name, *(n.inputs[1].name.split(".")[-2] for n in linears[1:])])
     weight = rewriter.op(
-        "Concat", [n.inputs[1] for n in linears], [sum(widths), features], attrs={"axis": 0}, dtype=linears[0].inputs[1].dtype, hint=name
+        "Concat",
+        [n.inputs[1] for n in linears],
+        [sum(widths), features],
+        attrs={"axis": 0},
+        dtype=linears[0].inputs[1].dtype,
+        hint=name,
     )
     biases = [optional_input(n, 2) for n in linears]
     bias = None
@@ -73,10 +88,16 @@ def _join(rewriter: Rewriter, linears: list[Node]) -> None:
             rewriter.constant(np.zeros(width, kind), "no_bias") if b is None else b
             for b, width in zip(biases, widths, strict=True)
         ]
-        bias = rewriter.op("Concat", parts, [sum(widths)], attrs={"axis": 0}, dtype=present.dtype, hint=f"{name}.bias")
+        bias = rewriter.op(
+            "Concat", parts, [sum(widths)], attrs={"axis": 0}, dtype=present.dtype, hint=f"{name}.bias"
+        )
     rows = shape_of(linears[0].outputs[0])[0]
     joined = rewriter.op(
-        "Linear", [x, weight, bias], [rows, sum(widths)], domain=CASTIRON, hint=f"{linears[0].outputs[0].name}.qkv"
+        "Linear",
+        [x, weight, bias],
+        [rows, sum(widths)],
+        domain=CASTIRON,
+        hint=f"{linears[0].outputs[0].name}.qkv",
     )
     start = 0
     for linear, width in zip(linears, widths, strict=True):

@@ -25,7 +25,12 @@ def fuse_residual(rewriter: Rewriter, ctx: PassContext) -> int:
         linear = x.inputs[0]
         operands = [*linear.inputs[:2], optional_input(linear, 2), residual]
         y = rewriter.op(
-            "Linear", operands, shape_of(x), attrs=dict(linear.attrs), domain=CASTIRON, hint=node.outputs[0].name
+            "Linear",
+            operands,
+            shape_of(x),
+            attrs=dict(linear.attrs),
+            domain=CASTIRON,
+            hint=node.outputs[0].name,
         )
         rank[id(y.inputs[0])] = rank[id(node)]
         rewriter.replace(node.outputs[0], y)
@@ -40,5 +45,5 @@ def _free(rewriter: Rewriter, add: Node, tensor: Tensor) -> bool:
         linear is not None
         and linear.domain == CASTIRON
         and optional_input(linear, 3) is None
-        and rewriter.only_consumer(tensor) is add
+        and rewriter.read_only_by(tensor, add)
     )

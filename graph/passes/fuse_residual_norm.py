@@ -12,7 +12,10 @@ def fuse_residual_norm(rewriter: Rewriter, ctx: PassContext) -> int:
         if node.op != "Add" or node.domain or not node.outputs:
             continue
         total = node.outputs[0]
-        if not shape_of(node.inputs[0]) == shape_of(node.inputs[1]) == shape_of(total) or len(shape_of(total)) != 2:
+        if (
+            not shape_of(node.inputs[0]) == shape_of(node.inputs[1]) == shape_of(total)
+            or len(shape_of(total)) != 2
+        ):
             continue
         norms = [
             n

@@ -19,7 +19,7 @@ def fuse_scale(rewriter: Rewriter, ctx: PassContext) -> int:
         for index, x in enumerate(node.inputs if node.op == "Mul" else node.inputs[:1]):
             linear = produced_by(x, "Linear")
             factor = scalar_of(node.inputs[1 - index])
-            if linear is None or factor is None or rewriter.only_consumer(x) is not node:
+            if linear is None or factor is None or not rewriter.read_only_by(x, node):
                 continue
             if optional_input(linear, 3) is not None or linear.attrs.get("alpha", 1.0) != 1.0:
                 continue

@@ -34,7 +34,9 @@ def gather_last_tokens(rewriter: Rewriter, ctx: PassContext) -> int:
 
 
 def _gather(rewriter: Rewriter, x: Tensor, rows: Tensor) -> Tensor:
-    return rewriter.op("GatherRows", [x, rows], ["N", *shape_of(x)[1:]], domain=CASTIRON, hint=f"{x.name}.logit_rows")
+    return rewriter.op(
+        "GatherRows", [x, rows], ["N", *shape_of(x)[1:]], domain=CASTIRON, hint=f"{x.name}.logit_rows"
+    )
 
 
 def _lift(rewriter: Rewriter, gather: Node, rows: Tensor, done: dict[str, Tensor]) -> bool:

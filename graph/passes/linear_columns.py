@@ -93,7 +93,9 @@ def _slice(node: Node, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | 
     return numbers[tuple(slices)]
 
 
-def _rearranged(rewriter: Rewriter, linear: Node, columns: np.ndarray[Any, Any], tensor: Tensor) -> Tensor | None:
+def _rearranged(
+    rewriter: Rewriter, linear: Node, columns: np.ndarray[Any, Any], tensor: Tensor
+) -> Tensor | None:
     if optional_input(linear, 3) is not None or linear.attrs.get("activation", "none") != "none":
         return None
     indices = rewriter.constant(columns.astype(np.int64), "columns")
@@ -112,5 +114,12 @@ def _rearranged(rewriter: Rewriter, linear: Node, columns: np.ndarray[Any, Any],
     ]
     x = linear.inputs[0]
     shape = [*shape_of(x)[:-1], len(columns)]
-    y = rewriter.op("Linear", [x, *operands], shape, attrs=dict(linear.attrs), domain=CASTIRON, hint=f"{tensor.name}.linear")
+    y = rewriter.op(
+        "Linear",
+        [x, *operands],
+        shape,
+        attrs=dict(linear.attrs),
+        domain=CASTIRON,
+        hint=f"{tensor.name}.linear",
+    )
     return rewriter.reshape(y, ["T", len(columns)], f"{tensor.name}.rows")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx_graphsurgeon as gs
+import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 
 from castiron.errors import BuildError
 
@@ -119,7 +119,9 @@ class _Packer:
                     hint=f"layers.{layer}.kv_written",
                 )
                 self._written[k.name, v.name] = (layer, order)
-        mask = {name: node.attrs[name] for name in ("scale", "window", "chunk", "softcap") if name in node.attrs}
+        mask = {
+            name: node.attrs[name] for name in ("scale", "window", "chunk", "softcap") if name in node.attrs
+        }
         attended = rewriter.op(
             "PagedAttention",
             [q_rows, optional_input(node, 3), optional_input(node, 4), order],
@@ -200,7 +202,7 @@ class _Packer:
         """[1, H, T, D] as rows [T, H·D], moving per-head ops (norms, scales, Rope) onto rows."""
         rewriter = self.rewriter
         heads, width = _heads(tensor)
-        target = ["T", heads * width]
+        target: list[int | str] = ["T", heads * width]
         moved = self._through(tensor, self.rows, heads, width) or rows_of_linear(rewriter, tensor, 2)
         if moved is not None:
             return moved
@@ -219,7 +221,9 @@ class _Packer:
     def _token_major(self, tensor: Tensor) -> Tensor:
         """[1, T, H, D] as rows."""
         heads, width = (int(d) for d in shape_of(tensor)[2:])
-        moved = self._through(tensor, self._token_major, heads, width) or rows_of_linear(self.rewriter, tensor, 1)
+        moved = self._through(tensor, self._token_major, heads, width) or rows_of_linear(
+            self.rewriter, tensor, 1
+        )
         if moved is not None:
             return moved
         return self.rewriter.reshape(tensor, ["T", heads * width], f"{tensor.name}.rows")
@@ -227,7 +231,7 @@ class _Packer:
     def _through(self, tensor: Tensor, rows_of: Any, heads: int, width: int) -> Tensor | None:
         """Apply the op that made ``tensor`` on rows, if it acts on each head or element by itself."""
         rewriter, node = self.rewriter, tensor.inputs[0] if tensor.inputs else None
-        target = ["T", heads * width]
+        target: list[int | str] = ["T", heads * width]
         if node is None:
             return None
         if node.op in ("RMSNorm", "LayerNorm") and node.domain == CASTIRON:
@@ -236,7 +240,9 @@ class _Packer:
                 return None
             attrs = {**node.attrs, "group": width}
             x = rows_of(node.inputs[0])
-            return rewriter.op(node.op, [x, *weights], target, attrs=attrs, domain=CASTIRON, hint=f"{tensor.name}.rows")
+            return rewriter.op(
+                node.op, [x, *weights], target, attrs=attrs, domain=CASTIRON, hint=f"{tensor.name}.rows"
+            )
         if node.op == "Rope" and node.domain == CASTIRON:
             return self._rotate(rows_of(node.inputs[0]), self._rotation(node), heads, width)
         if node.domain:
@@ -259,5 +265,7 @@ class _Packer:
 def _heads(tensor: Tensor) -> tuple[int, int]:
     dims = shape_of(tensor)
     if len(dims) != 4 or not isinstance(dims[1], int) or not isinstance(dims[3], int):
-        raise BuildError(f"attention operand {tensor.name!r} has shape {list(dims)}; expected [1, heads, T, head_dim]")
+        raise BuildError(
+            f"attention operand {tensor.name!r} has shape {list(dims)}; expected [1, heads, T, head_dim]"
+        )
     return dims[1], dims[3]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import onnx
-import onnx_graphsurgeon as gs
+import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 
 from .canonicalize import canonicalize
 from .clean_up import clean_up

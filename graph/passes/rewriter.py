@@ -8,14 +8,15 @@ external tensor loads it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
-from onnx_graphsurgeon.ir.tensor import LazyValues
+import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
+from onnx_graphsurgeon.ir.tensor import LazyValues  # type: ignore[import-untyped]
 
 from castiron.errors import BuildError
 
@@ -64,7 +65,7 @@ def is_inline(tensor: Tensor) -> bool:
 
 def scalar_of(tensor: Tensor) -> float | None:
     """The number held by an inlined one-element constant, else None."""
-    if is_inline(tensor) and int(np.prod(shape_of(tensor))) == 1:
+    if is_inline(tensor) and math.prod(int(d) for d in shape_of(tensor)) == 1:
         return float(np.asarray(tensor.values).reshape(-1)[0])
     return None
 
@@ -98,8 +99,8 @@ def dtype_name(tensor: Tensor) -> str:
     """Numpy name of the element type ("float32", "int64", "bfloat16" ...)."""
     dtype = tensor.dtype
     if isinstance(dtype, int):  # graphsurgeon gives the ONNX enum for types that numpy lacks
-        return onnx.TensorProto.DataType.Name(dtype).lower()
-    return np.dtype(dtype).name
+        return str(onnx.TensorProto.DataType.Name(dtype)).lower()
+    return str(np.dtype(dtype).name)
 
 
 class Rewriter:
@@ -182,7 +183,9 @@ class Rewriter:
                     consumer.inputs[index] = new
         for index, output in enumerate(self.graph.outputs):
             if output is old:
-                if isinstance(new, gs.Constant) or any(new is graph_input for graph_input in self.graph.inputs):
+                if isinstance(new, gs.Constant) or any(
+                    new is graph_input for graph_input in self.graph.inputs
+                ):
                     new = self.op("Identity", [new], shape_of(new), dtype=new.dtype)
                 name = old.name
                 old.name, new.name = self.fresh(f"{name}.replaced"), name
@@ -205,6 +208,10 @@ class Rewriter:
         if self.is_output(tensor) or len(tensor.outputs) != 1:
             return None
         return tensor.outputs[0]
+
+    def read_only_by(self, tensor: Tensor, node: Node) -> bool:
+        """Whether ``node`` alone reads the tensor, once."""
+        return self.only_consumer(tensor) is node
 
     def tidy(self) -> None:
         """Drop dead nodes and order the rest so that operands are made right before they are needed.

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
+import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 from onnx.reference import ReferenceEvaluator
-from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter  # type: ignore[import-untyped]
 
 from castiron.errors import BuildError
 
@@ -78,10 +78,12 @@ def _tabulate(rewriter: Rewriter, ctx: PassContext, positions: Tensor, value: Te
     rest = [int(d) for i, d in enumerate(dims) if i != axis]
     width = math.prod(rest)
     constant = rewriter.constant(table.reshape(len(every), width).astype(np.float32), f"{value.name}.table")
-    rows = rewriter.op("Gather", [constant, positions], ["T", width], attrs={"axis": 0}, hint=f"{value.name}.rows")
+    rows = rewriter.op(
+        "Gather", [constant, positions], ["T", width], attrs={"axis": 0}, hint=f"{value.name}.rows"
+    )
     result = rewriter.reshape(rows, ["T", *rest])
     if any(d != 1 for d in rest[:axis]):
-        order = list(range(1, axis + 1)) + [0] + list(range(axis + 1, len(dims)))
+        order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]
         result = rewriter.op("Transpose", [result], dims, attrs={"perm": order})
     else:
         result = rewriter.reshape(rows, dims)
@@ -89,7 +91,9 @@ def _tabulate(rewriter: Rewriter, ctx: PassContext, positions: Tensor, value: Te
     return True
 
 
-def _rows(rewriter: Rewriter, value: Tensor, positions: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
+def _rows(
+    rewriter: Rewriter, value: Tensor, positions: np.ndarray[Any, Any], axis: int
+) -> np.ndarray[Any, Any]:
     """The value for given positions, token axis first."""
     model = _submodel(rewriter, value)
     (result,) = ReferenceEvaluator(model).run(None, {"positions": positions})
@@ -112,9 +116,13 @@ def _submodel(rewriter: Rewriter, value: Tensor) -> onnx.ModelProto:
     for node in nodes:
         for tensor in node.inputs:
             if isinstance(tensor, gs.Constant):
-                initializers[tensor.name] = onnx.numpy_helper.from_array(np.asarray(tensor.values), tensor.name)
+                initializers[tensor.name] = onnx.numpy_helper.from_array(
+                    np.asarray(tensor.values), tensor.name
+                )
         protos.append(OnnxExporter.export_node(node))
     position_info = onnx.helper.make_tensor_value_info("positions", onnx.TensorProto.INT64, ["T"])
     output = onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.UNDEFINED, None)
-    graph = onnx.helper.make_graph(protos, "positions", [position_info], [output], list(initializers.values()))
+    graph = onnx.helper.make_graph(
+        protos, "positions", [position_info], [output], list(initializers.values())
+    )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)])

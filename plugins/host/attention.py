@@ -32,7 +32,9 @@ def _rope_write_kv(op: Op) -> Lowering:
     q, k, v, positions, cos, sin = (op.required(i) for i in range(6))
     inputs = [q.name, k.name, v.name, positions.name]
     attrs = _attrs(op, ("layer", *_DIMS, *_PAIRS))
-    return Lowering((Call("rope_write_kv", inputs, [op.outputs[0].name], _vectors(cos.name, sin.name), attrs),))
+    return Lowering(
+        (Call("rope_write_kv", inputs, [op.outputs[0].name], _vectors(cos.name, sin.name), attrs),)
+    )
 
 
 def _write_kv(op: Op) -> Lowering:
@@ -76,10 +78,17 @@ def _rope_write_fits(op: Op) -> bool:
 
 TACTICS = (
     Tactic("host.rope", "castiron.PagedRope", "host", _rope_fits, _rope, bandwidth_cost),
-    Tactic("host.rope_write_kv", "castiron.RopeWriteKV", "host", _rope_write_fits, _rope_write_kv, bandwidth_cost),
+    Tactic(
+        "host.rope_write_kv", "castiron.RopeWriteKV", "host", _rope_write_fits, _rope_write_kv, bandwidth_cost
+    ),
     Tactic("host.write_kv", "castiron.WriteKV", "host", _two_dimensional, _write_kv, bandwidth_cost),
     Tactic(
-        "host.paged_attention", "castiron.PagedAttention", "host", _attention_fits, _paged_attention, bandwidth_cost
+        "host.paged_attention",
+        "castiron.PagedAttention",
+        "host",
+        _attention_fits,
+        _paged_attention,
+        bandwidth_cost,
     ),
     Tactic("host.gather_rows", "castiron.GatherRows", "host", _two_dimensional, _gather_rows, bandwidth_cost),
 )

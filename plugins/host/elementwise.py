@@ -1,4 +1,4 @@
-"""Element by element: activations, unary functions, binary functions with broadcasting, clip, softmax, reduce."""
+"""Element by element: activations, unary and binary functions, clip; softmax and reductions; Expand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ def _binary(kind: str, fn: str) -> Tactic:
         if fn == "pow" and not reverse and b.scalar == 2.0:
             return _unary_call(op, "square")
         # Addition and multiplication commute; the others say which operand comes first.
-        attrs: dict[str, Any] = {"fn": fn, "b_weight": b.constant, "reverse": reverse and fn in ("sub", "div", "pow")}
+        attrs: dict[str, Any] = {
+            "fn": fn,
+            "b_weight": b.constant,
+            "reverse": reverse and fn in ("sub", "div", "pow"),
+        }
         if b.constant:
             return Lowering((Call("binary", [a.name], [out], [WeightUse((b.name,), "vector")], attrs),))
         return Lowering((Call("binary", [a.name, b.name], [out], (), attrs),))
@@ -74,7 +78,9 @@ def _clip(op: Op) -> Lowering:
     low, high = op.input(1), op.input(2)
     least = -_LARGEST if low is None or low.scalar is None else max(low.scalar, -_LARGEST)
     most = _LARGEST if high is None or high.scalar is None else min(high.scalar, _LARGEST)
-    return Lowering((Call("clip", [op.required(0).name], [op.outputs[0].name], (), {"min": least, "max": most}),))
+    return Lowering(
+        (Call("clip", [op.required(0).name], [op.outputs[0].name], (), {"min": least, "max": most}),)
+    )
 
 
 def _over_last_axis(op: Op) -> bool:
@@ -103,7 +109,9 @@ def _expand_fits(op: Op) -> bool:
     x, y = op.required(0), op.outputs[0]
     # A size that x has as one and y as a symbol cannot be given by a weight's shape.
     padded: Dims = (1,) * (len(y.shape) - len(x.shape)) + x.shape
-    return x.dtype == "f32" and all(a == b or not isinstance(b, str) for a, b in zip(padded, y.shape, strict=True))
+    return x.dtype == "f32" and all(
+        a == b or not isinstance(b, str) for a, b in zip(padded, y.shape, strict=True)
+    )
 
 
 def _expand(op: Op) -> Lowering:

@@ -13,14 +13,19 @@ def _embedding_fits(op: Op) -> bool:
 def _embedding(op: Op) -> Lowering:
     ids, table = op.required(0), op.required(1)
     attrs = {"scale": float(op.attrs.get("scale", 1.0)), "index_offset": int(op.attrs.get("index_offset", 0))}
-    # Numbers that the graph holds (position tables) keep float32; a checkpoint's table follows the build dtype.
+    # Numbers that the graph holds (position tables) stay float32; the checkpoint's follow the build dtype.
     use = WeightUse((table.name,), "vector" if table.values is not None else "table")
     return Lowering((Call("embedding", [ids.name], [op.outputs[0].name], [use], attrs),))
 
 
 def _gather_fits(op: Op) -> bool:
     x, indices = op.required(0), op.required(1)
-    return int(op.attrs.get("axis", 0)) == 0 and x.dtype == "f32" and indices.dtype == "i32" and not indices.constant
+    return (
+        int(op.attrs.get("axis", 0)) == 0
+        and x.dtype == "f32"
+        and indices.dtype == "i32"
+        and not indices.constant
+    )
 
 
 def _gather(op: Op) -> Lowering:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 #: Kernels marked ◇ in docs/program.md: inputs may be column views of wider values.
 TAKES_VIEWS = frozenset(
-    "linear gated_linear rms_norm layer_norm rope rope_write_kv write_kv paged_attention gather_rows copy".split()
+    (
+        *("linear", "gated_linear", "rms_norm", "layer_norm", "gather_rows", "copy"),
+        *("rope", "rope_write_kv", "write_kv", "paged_attention"),
+    )
 )
 
 #: Kernels marked ↺: pairs (output, input) that may share bytes when shapes agree and the input dies there.

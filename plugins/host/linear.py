@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tactic import Call, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost, element_count
+from ..tactic import Attr, Call, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost, element_count
 
 _FLOPS = 1.5e11
 
@@ -19,7 +19,7 @@ def _linear(op: Op) -> Lowering:
     if bias is not None:
         weights.append(WeightUse((bias.name,), "vector"))
     inputs = [x.name] if residual is None else [x.name, residual.name]
-    attrs = {
+    attrs: dict[str, Attr] = {
         "has_bias": bias is not None,
         "has_residual": residual is not None,
         "activation": str(op.attrs.get("activation", "none")),
@@ -34,7 +34,7 @@ def _gated(op: Op) -> Lowering:
     weights = [WeightUse((gate.name, up.name), "matrix")]
     if gate_bias is not None and up_bias is not None:
         weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
-    attrs = {"has_bias": len(weights) == 2, "activation": str(op.attrs["activation"])}
+    attrs: dict[str, Attr] = {"has_bias": len(weights) == 2, "activation": str(op.attrs["activation"])}
     return Lowering((Call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs),))
 
 
@@ -52,7 +52,12 @@ def _product_cost(op: Op, tokens: int) -> float:
 
 def _matmul_fits(op: Op) -> bool:
     a, b = op.required(0), op.required(1)
-    return not a.constant and not b.constant and len(a.shape) == len(b.shape) >= 2 and a.shape[:-2] == b.shape[:-2]
+    return (
+        not a.constant
+        and not b.constant
+        and len(a.shape) == len(b.shape) >= 2
+        and a.shape[:-2] == b.shape[:-2]
+    )
 
 
 def _matmul(op: Op) -> Lowering:

@@ -25,7 +25,9 @@ def _bounds(op: Op) -> list[tuple[int, int, int]] | None:
     if given[0] is None or any(g is not None and g.values is None for g in given):
         return None
     shape = op.required(0).shape
-    numbers = [None if g is None or g.values is None else [int(v) for v in g.values.reshape(-1)] for g in given]
+    numbers = [
+        None if g is None or g.values is None else [int(v) for v in g.values.reshape(-1)] for g in given
+    ]
     starts = numbers[0] or []
     axes = numbers[2] or list(range(len(starts)))
     steps = numbers[3] or [1] * len(starts)
@@ -67,7 +69,9 @@ def _split(op: Op) -> Lowering:
         if axis == 1 and len(x.shape) == 2:
             actions.append(View(output.name, x.name, output.shape, start))
         else:
-            actions.append(Call("slice", [x.name], [output.name], (), {"axis": axis, "start": start, "step": 1}))
+            actions.append(
+                Call("slice", [x.name], [output.name], (), {"axis": axis, "start": start, "step": 1})
+            )
         start += int(output.shape[axis])
     return Lowering(tuple(actions))
 

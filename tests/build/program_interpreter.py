@@ -1,7 +1,7 @@
 """A program run step by step in numpy, for one sequence: what docs/program.md says, and nothing smarter.
 
 Every value lives at its planned offset of one arena, so that overlapping lifetimes and wrong views show up as
-wrong numbers. Weights are decoded from the packed bytes. Arithmetic is float64 inside a kernel, float32 between.
+wrong numbers. Weights are decoded from the packed bytes. A kernel computes in float64, values are float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
 from castiron.engines.program import Program, Step, Value, Weight
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +38,7 @@ class Interpreter:
     """Runs steps of a program over an arena; keeps the KV cache between runs."""
 
     def __init__(self, program: Program, sources: Mapping[str, Any], fill: float = np.nan) -> None:
-        """``sources`` give the packed bytes by weight name (``chunks()``); ``fill`` poisons unwritten bytes."""
+        """``sources``: packed bytes by weight name (``chunks()``). ``fill`` poisons unwritten bytes."""
         self.program = program
         self.values = {value.name: value for value in program.values}
         self.weights = {w.name: unpack(w, _joined(sources[w.name].chunks())) for w in program.weights}
@@ -215,7 +214,9 @@ def _store(run: Interpreter, step: Step, k: Array, v: Array) -> None:
         for t, size in ((k, "head_dim"), (v, "v_head_dim"))
     ]
     old = run.cache.get(attrs["layer"])
-    held = new if old is None else [np.concatenate([o[: run.length], n]) for o, n in zip(old, new, strict=True)]
+    held = (
+        new if old is None else [np.concatenate([o[: run.length], n]) for o, n in zip(old, new, strict=True)]
+    )
     run.cache[attrs["layer"]] = (held[0], held[1])
 
 

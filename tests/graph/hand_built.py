@@ -36,7 +36,9 @@ class GraphBuilder:
         self.initializers.append(onnx.numpy_helper.from_array(np.asarray(values, dtype), name))
         return name
 
-    def op(self, op: str, inputs: list[str], shape: list, domain: str = "", name: str = "", dtype=None, **attrs) -> str:
+    def op(
+        self, op: str, inputs: list[str], shape: list, domain: str = "", name: str = "", dtype=None, **attrs
+    ) -> str:
         self._count += 1
         output = name or f"{op.lower()}_{self._count}"
         self.nodes.append(helper.make_node(op, inputs, [output], f"n{self._count}", domain=domain, **attrs))
@@ -94,7 +96,9 @@ def rotary(g: GraphBuilder, width: int, base: float = 10000.0) -> tuple[str, str
     return g.op("Cos", [twice], [1, "T", width]), g.op("Sin", [twice], [1, "T", width])
 
 
-def llama(file: Path, *, layers: int = 2, vocab: int = 61, tied: bool = True, bias: bool = False) -> onnx.ModelProto:
+def llama(
+    file: Path, *, layers: int = 2, vocab: int = 61, tied: bool = True, bias: bool = False
+) -> onnx.ModelProto:
     """A Llama with grouped queries: hidden 32, 4 query heads and 2 KV heads of 8, MLP 48."""
     g = GraphBuilder(file)
     hidden, heads, kv_heads, width, inner = 32, 4, 2, 8, 48
@@ -106,16 +110,24 @@ def llama(file: Path, *, layers: int = 2, vocab: int = 61, tied: bool = True, bi
         p = f"model.layers.{i}"
         norm = g.op("RMSNorm", [x, g.weight(f"{p}.input_layernorm.weight", hidden)], [*rows, hidden],
                     domain="castiron", eps=1e-5, one_plus=0)  # fmt: skip
-        q = g.split_heads(g.linear(norm, f"{p}.self_attn.q_proj", rows, heads * width, hidden, bias), heads, width)
-        k = g.split_heads(g.linear(norm, f"{p}.self_attn.k_proj", rows, kv_heads * width, hidden, bias), kv_heads, width)
-        v = g.split_heads(g.linear(norm, f"{p}.self_attn.v_proj", rows, kv_heads * width, hidden), kv_heads, width)
+        q = g.split_heads(
+            g.linear(norm, f"{p}.self_attn.q_proj", rows, heads * width, hidden, bias), heads, width
+        )
+        k = g.split_heads(
+            g.linear(norm, f"{p}.self_attn.k_proj", rows, kv_heads * width, hidden, bias), kv_heads, width
+        )
+        v = g.split_heads(
+            g.linear(norm, f"{p}.self_attn.v_proj", rows, kv_heads * width, hidden), kv_heads, width
+        )
         rope = {"domain": "castiron", "style": "half", "cos_layout": "repeat_block"}
         q = g.op("Rope", [q, cos, sin], [1, heads, "T", width], **rope)
         k = g.op("Rope", [k, cos, sin], [1, kv_heads, "T", width], **rope)
         a = g.op("Attention", [q, k, v], [1, "T", heads, width], domain="castiron",
                  layer=i, scale=width**-0.5, window=0, chunk=0, softcap=0.0)  # fmt: skip
         a = g.op("Reshape", [a, g.const([1, -1, heads * width])], [1, "T", heads * width])
-        x = g.op("Add", [x, g.linear(a, f"{p}.self_attn.o_proj", rows, hidden, heads * width)], [*rows, hidden])
+        x = g.op(
+            "Add", [x, g.linear(a, f"{p}.self_attn.o_proj", rows, hidden, heads * width)], [*rows, hidden]
+        )
         norm = g.op("RMSNorm", [x, g.weight(f"{p}.post_attention_layernorm.weight", hidden)], [*rows, hidden],
                     domain="castiron", eps=1e-5, one_plus=0)  # fmt: skip
         gate = g.linear(norm, f"{p}.mlp.gate_proj", rows, inner, hidden)
