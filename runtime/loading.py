@@ -14,6 +14,7 @@ from castiron.errors import EngineError
 from ..engines import open_engine
 from .core_api import CoreTypes, EngineInfo
 from .session import Session
+from .tokenizer_preload import TokenizerPreload
 
 if TYPE_CHECKING:
     from ..engines import Engine, Program
@@ -91,6 +92,7 @@ def open_session(
         "max_queue_size": 1 << 20,
         "vocab_limit": tokens.vocab_size_used,
     }
+    preload = None if engine.tokenizer_dir is None else TokenizerPreload(engine.tokenizer_dir)
     core_module = import_core()
     try:
         core = core_module.Engine(
@@ -112,7 +114,7 @@ def open_session(
         generation_config=dict(engine.generation_config),
     )
     types = CoreTypes(core_module.SamplingParams, core_module.QueueFullError, core_module.EngineDeadError)
-    return Session(core, info, types, max_queue_size=options.max_queue_size)
+    return Session(core, info, types, max_queue_size=options.max_queue_size, preload=preload)
 
 
 def block_bytes(program: Program) -> int:

@@ -21,6 +21,7 @@ from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
+    from .tokenizer_preload import TokenizerPreload
 
 #: The poll's upper bound in seconds; only how fast ``close`` is noticed depends on it.
 _POLL_SECONDS = 0.1
@@ -34,10 +35,17 @@ class Session:
         info: its limits, EOS tokens and tokenizer folder.
         types: the core's parameter and error types.
         max_queue_size: requests that may wait beyond ``max_batch_size`` running ones; None = no bound.
+        preload: a tokenizer that is being loaded already; None = load it at first use.
     """
 
     def __init__(
-        self, core: Core, info: EngineInfo, types: CoreTypes, *, max_queue_size: int | None = None
+        self,
+        core: Core,
+        info: EngineInfo,
+        types: CoreTypes,
+        *,
+        max_queue_size: int | None = None,
+        preload: TokenizerPreload | None = None,
     ) -> None:
         self.core = core
         self.info = info
@@ -52,6 +60,7 @@ class Session:
         self._failure: str | None = None
         self._after_batch: list[Callable[[], None]] = []
         self._tokenizer_lock = threading.Lock()
+        self._preload = preload
         self._progress = time.monotonic()
         self._thread = threading.Thread(target=self._dispatch, name="castiron-events", daemon=True)
         self._thread.start()
@@ -60,6 +69,8 @@ class Session:
     def _loaded_tokenizer(self) -> Tokenizer | None:
         if self.info.tokenizer_dir is None:
             return None
+        if self._preload is not None:
+            return self._preload.result()
         from .tokenizer import Tokenizer
 
         return Tokenizer(self.info.tokenizer_dir)

@@ -1,0 +1,134 @@
+"""castiron's C++ runtime (cpp/bindings)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+
+class QueueFullError(RuntimeError):
+    """So many requests wait that the engine takes no more (``max_queue_size``)."""
+
+class EngineDeadError(RuntimeError):
+    """The engine was shut down, or died of a failure that the message tells."""
+
+def cpu_features() -> dict[str, Any]:
+    """What this machine can run: avx2, avx512, avx512vnni, avx512bf16 (bool), the best isa (str), cpus (int)."""
+
+class SamplingParams:
+    """How the tokens of one request are chosen; all fields can be set."""
+
+    max_tokens: int
+    """New tokens at most (16); 0: process the prompt only."""
+    min_tokens: int
+    """Stop tokens cannot be chosen before this many new tokens."""
+    temperature: float
+    """1.0; below 1e-5: greedy."""
+    top_k: int
+    """0: off."""
+    top_p: float
+    """1: off."""
+    min_p: float
+    """0: off."""
+    repetition_penalty: float
+    """Over prompt and output, as transformers has it; 1: off."""
+    presence_penalty: float
+    """Over the output; 0: off."""
+    frequency_penalty: float
+    """Over the output, per occurrence; 0: off."""
+    seed: int | None
+    """uint64; None draws one. Same seed and same request give the same tokens, whatever else runs."""
+    stop_token_ids: list[int]
+    logprobs: int
+    """-1: none; else how many of the likeliest tokens come with each token's own log-probability."""
+    context_logits: bool
+    """Logits of every prompt token are wanted."""
+
+    def __init__(self) -> None: ...
+
+class TokenLogprobs:
+    """Raw log-softmax at one token's place, before penalties and temperature."""
+
+    @property
+    def token_id(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """(token id, log-probability), likeliest first."""
+
+class Event:
+    """All that happened to one request since the last poll."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]:
+        """New tokens; the stop token is not among them."""
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """One per token of token_ids, if asked for."""
+    @property
+    def finished(self) -> bool:
+        """No event comes after this one."""
+    @property
+    def finish_reason(self) -> str:
+        """ "" while it runs; stop, length, cancelled or error."""
+    @property
+    def stop_token_id(self) -> int | None:
+        """The stop token that ended the request."""
+    @property
+    def error(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens taken from the cache instead of computed."""
+    @property
+    def context_logits(self) -> npt.NDArray[np.float32] | None:
+        """[prompt_tokens, vocab_size], in one event, when the prompt is processed; if asked for."""
+
+class Engine:
+    """A program on the host device, and the thread that serves requests with it."""
+
+    def __init__(
+        self,
+        program: Mapping[str, Any],
+        weights_path: str,
+        tensors: Mapping[str, tuple[int, int]],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Check the program, copy the weights, reserve all memory, start the thread.
+
+        Args:
+            program: ``Program.model_dump()``.
+            weights_path: the safetensors file.
+            tensors: for each weight (byte offset in the file, bytes).
+            options: num_threads, kv_cache_blocks, max_batch_size, max_num_tokens, max_queue_size, vocab_limit
+                (ids from it on are never sampled), huge_pages (bool), isa (str); None or absent: chosen.
+
+        Raises:
+            ValueError: anything that is not right, with what was found and what was expected.
+            MemoryError: the weights, the arena or the KV cache do not fit.
+        """
+
+    def submit(self, prompt: npt.NDArray[np.int32], params: SamplingParams) -> int:
+        """Queue a request and return its id; ``prompt`` is one-dimensional and contiguous.
+
+        Raises:
+            ValueError: a request that cannot be served. QueueFullError. EngineDeadError.
+        """
+
+    def cancel(self, request_id: int) -> None:
+        """End a request within a step; its last event says ``cancelled``. Unknown ids are ignored."""
+
+    def poll(self, timeout: float) -> list[Event]:
+        """News of all requests, waiting up to ``timeout`` seconds for some. For one thread at a time."""
+
+    def stats(self, recent_steps: int = 0) -> dict[str, Any]:
+        """Counters and gauges (docs/batching.md), and the records of the last steps if any are wanted."""
+
+    def shutdown(self) -> None:
+        """Cancel what runs and join the engine thread; what is left can still be polled."""
