@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +16,26 @@ import numpy as np
 import onnx
 from torch import nn
 
-from ..export import Resolve, StoredTensor, emit
+from castiron.errors import CheckpointError, UnsupportedModelError
+
+from ..export import Emitted, Resolve, StoredTensor, emit
 from .attention import dispatch
 from .fake import build_fake_model
-from .trace import trace
+from .gates import census, check_config, check_modules, check_version
+from .layers import AttentionLayer, attention_layers
+from .numeric import compare
+from .trace import Traced, trace
+from .twin import describe, is_small, structural_difference, twins
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
 
 Progress = Callable[[str], None]
 
+#: How many candidates are tried: each costs about a second.
+_MAX_TWINS = 8
+#: Largest twin that is run; wide models that cannot be narrowed need more than a small model.
+_MAX_TWIN_PARAMETERS = 40_000_000
 #: transformers' registries are global: one capture at a time.
 _LOCK = threading.RLock()
 
@@ -31,27 +44,20 @@ _LOCK = threading.RLock()
 class CaptureReport:
     """What capture did.
 
-    ``replaced``  class or function of the model code -> the op it became, or why it was traced op by op
-    ``notes``     choices and limits a user should know
-    ``seconds``   duration
+    ``replaced``   class or function of the model code -> the op it became, or why it was traced op by op
+    ``notes``      choices and limits a user should know
+    ``ignored``    stored tensors that the graph does not use, with the reason
+    ``checked_on`` what the numeric check ran on: the model itself, or a twin; or why there was none
+    ``max_error``  largest relative difference of logits found by it
+    ``seconds``    duration
     """
 
-    replaced: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """One attention layer of the captured graph. ``window`` and ``chunk`` in tokens, 0: unlimited."""
-
-    index: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    window: int
-    chunk: int
+    replaced: dict[str, str]
+    notes: list[str]
+    ignored: dict[str, str]
+    checked_on: str
+    max_error: float | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,35 @@ class _Declared:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class _Graph:
+    """One traced and translated model. ``stored_names``: parameter or buffer -> initializer."""
+
+    emitted: Emitted
+    traced: Traced
+    parameters: int
+    parameter_names: tuple[str, ...]
+    stored_names: dict[str, str]
+
+
 def capture(ck: Checkpoint, *, max_seq_len: int | None = None, progress: Progress | None = None) -> Capture:
     """Captures the graph of a checkpoint; no weight is read.
 
     ``max_seq_len`` (default: the model's limit) decides between rotary tables where a model has several.
-    Raises UnsupportedModelError naming module and reason, and CheckpointError where tensors and config disagree.
+    ``progress`` is told each phase in words. Raises UnsupportedModelError naming module and reason, and
+    CheckpointError where tensors and configuration disagree or a stored tensor has no place in the model.
     """
-    return capture_config(ck.hf_config, ck.resolve, max_seq_len=max_seq_len, progress=progress)
+    captured, graph = _capture(ck.hf_config, ck.resolve, max_seq_len, progress)
+    used = graph.emitted.used
+    idle = {}
+    for name in graph.parameter_names:
+        with contextlib.suppress(CheckpointError):
+            stored = ck.resolve(name).name
+            if stored not in used:
+                idle[stored] = f"parameter {name} plays no part in the logits"
+    account = ck.account(used, idle)
+    captured.report.ignored.update(account.ignored)
+    return captured
 
 
 def capture_config(
@@ -97,42 +125,70 @@ def capture_config(
     ``resolve`` maps a parameter's name to its stored tensor; without it the graph refers to a float32 file
     ``model.safetensors`` that holds the parameters one after the other, under the names of the model code.
     """
+    return _capture(config, resolve, max_seq_len, progress)[0]
+
+
+def _capture(
+    config: Any, resolve: Resolve | None, max_seq_len: int | None, progress: Progress | None
+) -> tuple[Capture, _Graph]:
     started = time.monotonic()
     tell = progress or (lambda _: None)
+    check_version()
+    check_config(config)
     if max_seq_len is None:
         max_seq_len = int(getattr(config, "max_position_embeddings", None) or 2048)
     with _LOCK, dispatch():
-        tell("building the model without weights")
-        model, mode = build_fake_model(config)
-        tell("tracing")
-        traced = trace(model, mode, max_seq_len)
-        tell("writing the graph")
-        emitted = emit(traced.program, resolve or _declared_parameters(model), str(config.model_type))
-    layers = attention_layers(emitted.model)
-    report = CaptureReport(traced.replaced, traced.notes, time.monotonic() - started)
-    return Capture(emitted.model, config, layers, report)
+        tell("capturing the graph")
+        graph = _trace_and_emit(config, resolve, max_seq_len)
+        layers = attention_layers(graph.emitted.model)
+        census(config, layers)
+        tell("comparing the graph with the source model")
+        checked_on, error = _check_numbers(config, graph, max_seq_len)
+    report = CaptureReport(
+        graph.traced.replaced, graph.traced.notes, {}, checked_on, error, time.monotonic() - started
+    )
+    return Capture(graph.emitted.model, config, layers, report), graph
 
 
-def attention_layers(model: onnx.ModelProto) -> tuple[AttentionLayer, ...]:
-    """The attention ops of a captured graph, in the order of the cache layers they use."""
-    shapes = {
-        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        for value in model.graph.value_info
-    }
-    layers = []
-    for node in model.graph.node:
-        if node.op_type != "Attention":
+def _trace_and_emit(
+    config: Any, resolve: Resolve | None, max_seq_len: int, most_parameters: float = math.inf
+) -> _Graph:
+    model, mode = build_fake_model(config)
+    check_modules(model)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if size > most_parameters:
+        raise UnsupportedModelError(f"it has {size:,} parameters")
+    find = resolve or _declared_parameters(model)
+    stored_names: dict[str, str] = {}
+
+    def resolve_and_note(name: str) -> StoredTensor:
+        stored = find(name)
+        stored_names[name] = stored.name
+        return stored
+
+    traced = trace(model, mode, max_seq_len)
+    emitted = emit(traced.program, resolve_and_note, str(config.model_type))
+    names = tuple(name for name, _ in model.named_parameters(remove_duplicate=False))
+    return _Graph(emitted, traced, size, names, stored_names)
+
+
+def _check_numbers(config: Any, graph: _Graph, max_seq_len: int) -> tuple[str, float | None]:
+    # A model with two rotary tables is compared where the chosen one is in force.
+    first = max_seq_len - 32 if any("long table" in note for note in graph.traced.notes) else 0
+    if is_small(config, graph.parameters):
+        return "the model", compare(config, graph.emitted.model, graph.stored_names, first)
+    reason = "its sizes are not understood"
+    for candidate in itertools.islice(twins(config), _MAX_TWINS):
+        try:
+            twin = _trace_and_emit(candidate, None, max_seq_len, _MAX_TWIN_PARAMETERS)
+        except UnsupportedModelError as refusal:
+            reason = f"{describe(candidate)}: {refusal}"
             continue
-        attributes = {
-            attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
-        }
-        q, k, v = (shapes[name] for name in node.input[:3])
-        layers.append(
-            AttentionLayer(
-                attributes["layer"], q[1], k[1], k[3], v[3], attributes["window"], attributes["chunk"]
-            )
-        )
-    return tuple(sorted(layers, key=lambda layer: layer.index))
+        difference = structural_difference(graph.emitted.model, twin.emitted.model)
+        if difference is None:
+            return describe(candidate), compare(candidate, twin.emitted.model, twin.stored_names, first)
+        reason = f"{describe(candidate)} is built otherwise: {difference}"
+    return f"nothing: no small model of this make was found ({reason[:400]})", None
 
 
 def _declared_parameters(model: nn.Module) -> Resolve:
@@ -148,4 +204,10 @@ def _declared_parameters(model: nn.Module) -> Resolve:
             )
             offset += nbytes
         declared[name] = owners[id(parameter)]
-    return declared.__getitem__
+
+    def find(name: str) -> StoredTensor:
+        if name not in declared:
+            raise CheckpointError(f"'{name}' is computed, not stored")
+        return declared[name]
+
+    return find

@@ -14,6 +14,7 @@ _LIBRARY.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? slopes, int layer, float scale, "
     "int window, int chunk, float softcap) -> Tensor"
 )
+_LIBRARY.define("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor")
 _LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float eps, bool one_plus) -> Tensor")
 _LIBRARY.define("rope(Tensor x, Tensor cos, Tensor sin, str style, str cos_layout) -> Tensor")
 _LIBRARY.define("activation(Tensor x, str fn) -> Tensor")
@@ -33,6 +34,11 @@ def _attention(
     softcap: float,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+@register_fake("castiron::linear")  # type: ignore[untyped-decorator]
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 @register_fake("castiron::rms_norm")  # type: ignore[untyped-decorator]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional
 
 from castiron.errors import CastironError, UnsupportedModelError
 
@@ -75,6 +76,8 @@ def trace(model: nn.Module, mode: FakeTensorMode, max_seq_len: int) -> Traced:
         with torch.no_grad(), Patches() as patches:
             replace_mask_factories(patches, modules)
             replace_rotations(patches, modules, rotations)
+            # The same meaning as aten::linear, whose shape function costs most of the time of a large trace.
+            patches.attribute(functional, "linear", torch.ops.castiron.linear)
             program = torch.export.export(
                 wrapper, example, dynamic_shapes=({0: tokens}, {0: tokens}, {0: rows}), strict=False
             )

@@ -128,11 +128,13 @@ class Emitter:
 
     def path(self, node: fx.Node) -> str:
         """The Hugging Face module path of a node, as model/layers.0/self_attn/q_proj."""
+        if node.op == "placeholder" and self._specs[node.name].target:
+            # A weight expression belongs to its parameter.
+            return _slashed(self.stored_name(str(self._specs[node.name].target)))
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = stack[-1][0] if stack else ""
         path = path.removeprefix("model").removeprefix(".")
-        # A layer's number belongs to its list: model.layers.0.mlp -> model/layers.0/mlp
-        return re.sub(r"\.(?!\d+(\.|$))", "/", path)
+        return _slashed(path)
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
@@ -226,3 +228,8 @@ class Emitter:
             with contextlib.suppress(CheckpointError):
                 return self._resolve(name)
         return None
+
+
+def _slashed(path: str) -> str:
+    """model.layers.0.mlp -> model/layers.0/mlp: a layer's number belongs to its list."""
+    return re.sub(r"\.(?!\d+(\.|$))", "/", path)

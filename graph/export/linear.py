@@ -108,6 +108,7 @@ def _activation(e: Emitter, node: fx.Node) -> None:
 
 LINEAR: dict[str, Callable[[Emitter, fx.Node], None]] = {
     "aten.linear": _linear,
+    "castiron.linear": _linear,
     "aten.addmm": _addmm,
     "aten.matmul": _matmul,
     "aten.mm": _matmul,

@@ -1,0 +1,105 @@
+"""What must hold before and after a capture: a model that fails one is refused, with module and reason."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+
+from castiron.errors import UnsupportedModelError
+
+from .layers import AttentionLayer
+
+#: transformers versions whose dispatch points this adapter was written for: from, below.
+SUPPORTED_TRANSFORMERS = ((5, 24), (5, 25))
+
+_ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+#: Module class names of layers that the vocabulary has no op for, and what they are.
+_UNSUPPORTED_MODULES = (
+    (
+        re.compile(r"Experts?$|SparseMoe|MoE|Moe(?!ForCausalLM|Model|Decoder|Pre|RMS|Rotary|Attention)"),
+        "a mixture of experts",
+    ),
+    (re.compile(r"Mamba|Ssm|SSM"), "a state-space layer"),
+    (re.compile(r"DeltaNet|DeltaAttention|LinearAttention|Rwkv|RWKV|Retention"), "a linear-attention layer"),
+    (re.compile(r"ShortConv|^Conv[123]d$"), "a convolution over tokens"),
+    (re.compile(r"RGLRU|Rglru|Recurrent"), "a recurrent layer"),
+)
+
+
+def check_version() -> None:
+    """Raises UnsupportedModelError if the installed transformers is not one that the adapter knows."""
+    import transformers
+
+    found = tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2])
+    lowest, beyond = SUPPORTED_TRANSFORMERS
+    if not lowest <= found < beyond:
+        wanted = f">={lowest[0]}.{lowest[1]},<{beyond[0]}.{beyond[1]}"
+        raise UnsupportedModelError(
+            f"found transformers {transformers.__version__}, expected {wanted}: capture hooks into its internals, "
+            f"which move between releases. Run: pip install 'transformers{wanted}'"
+        )
+
+
+def check_config(config: Any) -> None:
+    """Refuses configurations whose kind of model is known to be out of reach."""
+    text = config.get_text_config(decoder=True)
+    if text is not config:
+        raise UnsupportedModelError(
+            f"'{config.model_type}' is a composite of a text model ('{text.model_type}') and others (vision, audio "
+            f"...); castiron builds text models. Save the language model alone (AutoModelForCausalLM with the text "
+            f"config, save_pretrained) and build that"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"'{config.model_type}' is an encoder-decoder; castiron builds decoders")
+    if getattr(config, "quantization_config", None) is not None:
+        method = config.quantization_config
+        method = method.get("quant_method") if isinstance(method, dict) else method.quant_method
+        raise UnsupportedModelError(
+            f"config.json has a quantization_config ('{method}'); this version builds from unquantized checkpoints"
+        )
+    for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind not in _ATTENTION_TYPES:
+            raise UnsupportedModelError(
+                f"layer {index} of '{config.model_type}' is of type '{kind}'; castiron's graph has ops for "
+                f"{', '.join(_ATTENTION_TYPES)}"
+            )
+
+
+def check_modules(model: nn.Module) -> None:
+    """Refuses models that hold a layer the vocabulary has no op for. Names the first such module."""
+    for name, module in model.named_modules():
+        for pattern, what in _UNSUPPORTED_MODULES:
+            if pattern.search(type(module).__name__):
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} is not supported: {name or 'the model'} ({type(module).__name__}) is "
+                    f"{what}, which castiron's graph has no op for yet"
+                )
+
+
+def census(config: Any, layers: tuple[AttentionLayer, ...]) -> None:
+    """Compares the attention ops found with the layers that the configuration announces.
+
+    A model file that writes attention out in plain ops may give right logits in a graph that cannot be cached.
+    """
+    count = int(config.num_hidden_layers)
+    found = [layer.index for layer in layers]
+    if found != list(range(count)):
+        raise UnsupportedModelError(
+            f"'{config.model_type}' announces {count} layers, but the traced model has attention ops for "
+            f"{found or 'none'}; its model code does not use transformers' attention interface in every layer"
+        )
+    kinds = getattr(config, "layer_types", None) or [None] * count
+    for layer, kind in zip(layers, kinds, strict=True):
+        expected = {
+            None: (layer.window, layer.chunk),
+            "full_attention": (0, 0),
+            "sliding_attention": (getattr(config, "sliding_window", None) or 0, 0),
+            "chunked_attention": (0, getattr(config, "attention_chunk_size", None) or 0),
+        }[kind]
+        if (layer.window, layer.chunk) != expected:
+            raise UnsupportedModelError(
+                f"layer {layer.index} of '{config.model_type}' is '{kind}' in the configuration (window, chunk "
+                f"{expected}), but its attention was called with {(layer.window, layer.chunk)}"
+            )
