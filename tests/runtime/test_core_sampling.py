@@ -1,0 +1,74 @@
+"""The core's filters and penalties against the logits processors of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from castiron.runtime import _core
+from core_engine import arguments, finish, generate, params, prompt, tiny
+
+torch = pytest.importorskip("torch")
+processors = pytest.importorskip("transformers.generation.logits_process")
+
+PROMPT = [3, 17, 17, 40, 8, 21]
+DRAWS = 1500
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False)
+    engine = _core.Engine(**arguments(folder))
+    yield engine
+    engine.shutdown()
+
+
+def expected_distribution(logits: np.ndarray[Any, Any], fields: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The distribution of the first token, as transformers' ``generate`` would make it."""
+    scores = torch.from_numpy(logits.astype(np.float64))[None]
+    ids = torch.tensor([PROMPT])
+    chain: list[Any] = []
+    if "repetition_penalty" in fields:
+        chain.append(processors.RepetitionPenaltyLogitsProcessor(fields["repetition_penalty"]))
+    chain.append(processors.TemperatureLogitsWarper(fields.get("temperature", 1.0)))
+    if "top_k" in fields:
+        chain.append(processors.TopKLogitsWarper(fields["top_k"]))
+    if "top_p" in fields:
+        chain.append(processors.TopPLogitsWarper(fields["top_p"]))
+    if "min_p" in fields:
+        chain.append(processors.MinPLogitsWarper(fields["min_p"]))
+    for processor in chain:
+        scores = processor(ids, scores)
+    return scores.softmax(-1)[0].numpy()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.5, "top_k": 5},
+        {"temperature": 1.7, "top_p": 0.8},
+        {"temperature": 3.0, "min_p": 0.2},
+        {"temperature": 2.0, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
+        {"temperature": 2.0, "repetition_penalty": 1.6},
+        {"temperature": 2.0, "repetition_penalty": 0.6, "top_p": 0.7},
+    ],
+    ids=str,
+)
+def test_first_tokens_are_distributed_as_transformers_says(core: Any, fields: dict[str, Any]) -> None:
+    context = generate(core, PROMPT, max_tokens=1, context_logits=True).context_logits
+    assert context is not None
+    expected = expected_distribution(context[-1], fields)
+    ids = [
+        core.submit(prompt(PROMPT), params(**{"temperature": 1.0, **fields}, max_tokens=1, seed=seed))
+        for seed in range(DRAWS)
+    ]
+    drawn = [outcome.token_ids[0] for outcome in finish(core, ids).values()]
+    counts = np.bincount(drawn, minlength=tiny.VOCAB)
+    assert not counts[expected == 0].any()
+    # Binomial: past 5 standard deviations in any of 53 cells and 8 cases has a chance of 2e-4; seeds are fixed.
+    deviation = np.abs(counts - DRAWS * expected)
+    assert (deviation <= 5 * np.sqrt(DRAWS * expected * (1 - expected)) + 1).all()
