@@ -1,0 +1,188 @@
+"""The C++ core under the Python runtime, on a tiny hand-made engine; numbers come from its float64 twin."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "engines"))
+
+from tiny import LIMITS, TOKENS, VOCAB, TinyModel, write_tiny_engine
+
+from castiron.errors import EngineError, RequestError
+
+pytest.importorskip("castiron.runtime._core", reason="the C++ runtime is not built")
+
+from castiron import ModelRunner
+from castiron.runtime.loading import block_bytes
+
+PROMPTS = [[5, 9, 2, 30], [7], list(range(20, 50)), [3] * 17, [11, 12]]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    return write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def runner(engine):
+    with ModelRunner.from_dir(engine, num_threads=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TinyModel()
+
+
+def greedy(model, prompt, count):
+    """What the float64 model says; padded columns behind the tokenizer's vocabulary are never sampled."""
+    used = TOKENS.vocab_size_used
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model.logits(tokens, [len(tokens) - 1])[0][:used].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_tokens_are_those_of_the_float64_model(runner, model):
+    results = runner.generate(input_ids=PROMPTS, max_new_tokens=12, end_id=-1)
+    assert [r.outputs[0].token_ids for r in results] == [greedy(model, p, 12) for p in PROMPTS]
+
+
+def test_the_batch_a_prompt_is_in_does_not_change_its_tokens(runner):
+    together = runner.generate(input_ids=PROMPTS, max_new_tokens=12, end_id=-1)
+    alone = [runner.generate(input_ids=p, max_new_tokens=12, end_id=-1)[0] for p in PROMPTS]
+    assert [r.outputs[0].token_ids for r in together] == [r.outputs[0].token_ids for r in alone]
+
+
+def test_context_logits_are_those_of_the_float64_model(runner, model):
+    ids = [5, 9, 2, 30, 7, 7, 41]
+    # float32 against float64 over one layer with weights of size 1: a few units in the last place of ~10.
+    np.testing.assert_allclose(runner.context_logits(ids), model.logits(ids, range(7)), atol=1e-4)
+
+
+def test_logprobs_are_the_log_softmax_of_the_float64_model(runner, model):
+    (out,) = runner.generate(input_ids=[5, 9], max_new_tokens=5, logprobs=3, end_id=-1)[0].outputs
+    history = [5, 9]
+    for token, entry in zip(out.token_ids, out.logprobs, strict=True):
+        row = model.logits(history, [len(history) - 1])[0].astype(np.float64)
+        raw = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert entry.logprob == pytest.approx(raw[token], abs=1e-4)
+        assert [t for t, _ in entry.top] == list(np.argsort(-raw)[:3])
+        history.append(token)
+
+
+def test_a_seed_repeats_and_seeds_differ(runner):
+    def sample(seed):
+        return runner.generate([5, 9], max_new_tokens=20, temperature=2.0, seed=seed, end_id=-1)[0].outputs[0].token_ids
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_stop_tokens_end_the_output_without_being_part_of_it(runner, model):
+    expected = greedy(model, [5, 9, 2, 30], 12)
+    stop = expected[5]
+    (out,) = runner.generate([5, 9, 2, 30], max_new_tokens=12, end_id=stop)[0].outputs
+    assert out.token_ids == expected[: expected.index(stop)]
+    assert (out.finish_reason, out.stop_reason) == ("stop", stop)
+
+
+def test_bad_prompts_fail_alone(runner, model):
+    prompts = [[5, 9], [VOCAB], [1] * LIMITS.max_seq_len, [7]]
+    results = runner.generate(input_ids=prompts, max_new_tokens=3, end_id=-1)
+    assert [bool(r.error) for r in results] == [False, True, True, False]
+    assert results[3].outputs[0].token_ids == greedy(model, [7], 3)
+
+
+def test_more_requests_than_the_batch_holds_all_finish(runner, model):
+    prompts = [[i % VOCAB, (3 * i) % VOCAB] for i in range(40)]
+    results = runner.generate(input_ids=prompts, max_new_tokens=4, end_id=-1)
+    assert [r.outputs[0].token_ids for r in results] == [greedy(model, p, 4) for p in prompts]
+
+
+def test_cancelled_streams_give_their_blocks_back(runner):
+    for _ in range(20):
+        stream = runner.generate([5, 9], max_new_tokens=90, streaming=True, end_id=-1)
+        next(stream)
+        stream.close()
+    end = time.monotonic() + 10
+    while runner.session.unfinished or runner.stats()["kv_blocks_used"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_limits_may_be_lowered_but_not_raised(engine, model):
+    with ModelRunner.from_dir(engine, max_batch_size=1, max_num_tokens=8, num_threads=1) as small:
+        results = small.generate(input_ids=PROMPTS, max_new_tokens=6, end_id=-1)
+        assert [r.outputs[0].token_ids for r in results] == [greedy(model, p, 6) for p in PROMPTS]
+    with pytest.raises(EngineError, match="built for 4"):
+        ModelRunner.from_dir(engine, max_batch_size=5)
+    with pytest.raises(EngineError, match="rank"):
+        ModelRunner.from_dir(engine, rank=1)
+
+
+def test_the_kv_cache_can_be_given_in_bytes(engine):
+    each = block_bytes(TinyModel().program())
+    assert each == 32 * 2 * (8 + 8) * 4  # tokens x KV heads x (K + V) x float32, one layer
+    with ModelRunner.from_dir(engine, kv_cache_memory=each * 5 + 1, num_threads=1) as small:
+        assert small.stats()["kv_blocks_total"] == 5
+    with pytest.raises(EngineError, match="one of them"):
+        ModelRunner.from_dir(engine, kv_cache_memory="1MiB", kv_cache_blocks=3)
+
+
+def test_no_engine_is_a_clear_error(tmp_path):
+    with pytest.raises(EngineError, match="castiron build"):
+        ModelRunner.from_dir(tmp_path)
+
+
+def test_an_engine_without_tokenizer_refuses_text(runner):
+    assert "without a tokenizer" in runner.generate(prompts="Hello")[0].error
+    with pytest.raises(RequestError):
+        _ = runner.tokenizer
+
+
+def test_the_served_engine_drains_on_sigterm_and_exits_with_0(engine, model):
+    command = [sys.executable, "-m", "castiron", "serve-engine", str(engine), "--port", "0", "--num-threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            shown = []
+            for line in process.stdout:
+                shown.append(line)
+                if match := re.search(r"on (http://127\.0\.0\.1:\d+)/v1", line):
+                    break
+            else:
+                pytest.fail(f"not started: {''.join(shown)} {process.stderr.read()}")
+            assert "maximum concurrency for 96 tokens" in "".join(shown)
+            body = {"prompt": [5, 9], "max_tokens": 5, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+            answer = httpx.post(match[1] + "/v1/completions", json=body, timeout=30)
+            assert answer.json()["choices"][0]["token_ids"] == greedy(model, [5, 9], 5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0, process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_bench_and_run_work_from_the_command_line(engine, model):
+    def castiron(*args):
+        command = [sys.executable, "-m", "castiron", *map(str, args)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    out = castiron("run", engine, "--input-ids", "5,9", "--max-tokens", 4, "--ignore-eos", "--json")
+    assert out["outputs"][0]["token_ids"] == greedy(model, [5, 9], 4)
+    sizes = ("--input-len", 20, "--output-len", 8, "--num-iters", 2, "--json", "--num-threads", 1)
+    latency = castiron("bench", "latency", engine, *sizes)
+    assert {"ttft_ms", "prefill_tokens_per_s", "decode_tokens_per_s"} <= set(latency)
+    throughput = castiron("bench", "throughput", engine, "--num-prompts", 6, *sizes)
+    assert {"output_tokens_per_s", "request_throughput"} <= set(throughput)
