@@ -89,8 +89,7 @@ def lower(
         ],
         kv_layers=layers,
     )
-    logits_bytes = 4 * limits.max_logit_rows * program.vocab_size
-    memory = memory_plan(program.weights, layers, planned.arena_bytes, logits_bytes, limits)
+    memory = memory_plan(program.weights, layers, planned.arena_bytes, limits)
     decisions = tuple(Decision(op, tactic, count) for (op, tactic), count in sorted(chosen.items()))
     return Lowered(program, stored, memory, decisions)
 

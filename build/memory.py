@@ -99,18 +99,13 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Everything a target reserves when the engine starts."""
+    """What a target reserves when the engine starts; the KV cache is given per block and for a full batch."""
 
     items: tuple[MemoryItem, ...]
 
-    @property
-    def total(self) -> int:
-        """Sum of the lines that are reserved (the per-block line is informative)."""
-        return sum(item.bytes for item in self.items if item.item != "KV cache, one block")
-
 
 def memory_plan(
-    weights: Sequence[Weight], layers: Sequence[KvLayer], arena_bytes: int, logits_bytes: int, limits: Limits
+    weights: Sequence[Weight], layers: Sequence[KvLayer], arena_bytes: int, limits: Limits
 ) -> MemoryPlan:
     """The table for one program."""
     matrices = sum(stored_bytes(w) for w in weights if len(w.shape) > 1)
@@ -128,10 +123,9 @@ def memory_plan(
             ),
             MemoryItem(
                 "activations",
-                arena_bytes - logits_bytes,
-                f"arena without logits, {limits.max_num_tokens} tokens a step",
+                arena_bytes,
+                f"{limits.max_num_tokens} tokens a step; {limits.max_logit_rows} rows of logits included",
             ),
-            MemoryItem("logits", logits_bytes, f"{limits.max_logit_rows} rows, in the arena"),
             MemoryItem("KV cache, one block", block, f"{BLOCK_TOKENS} tokens, {len(layers)} layers"),
             MemoryItem(
                 "KV cache, all requests at full length",

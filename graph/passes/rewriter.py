@@ -7,7 +7,6 @@ external tensor loads it.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from onnx_graphsurgeon.ir.tensor import LazyValues  # type: ignore[import-untype
 
 from castiron.errors import BuildError
 
-gs.logger.G_LOGGER.severity = gs.logger.G_LOGGER.WARNING
-logging.getLogger("onnx_graphsurgeon").setLevel(logging.WARNING)
+# Its warnings (a missing package for colours, bfloat16 kept as it is) tell a user nothing.
+gs.logger.G_LOGGER.severity = gs.logger.G_LOGGER.ERROR
 
 CASTIRON = "castiron"
 #: Inlined constants with more elements than this are not folded further: the graph stays small.

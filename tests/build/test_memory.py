@@ -1,0 +1,70 @@
+"""The arena plan never lets two live buffers overlap, and the table's numbers are those of the layouts."""
+
+from __future__ import annotations
+
+from castiron.build.memory import Buffer, aligned, kv_block_bytes, peak_live_bytes, plan_arena, stored_bytes
+from castiron.engines.program import KvLayer, Weight
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+buffers = st.lists(
+    st.builds(
+        lambda size, first, length: Buffer(size, first, first + length),
+        st.integers(1, 5000),
+        st.integers(0, 40),
+        st.integers(0, 15),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(buffers)
+def test_buffers_that_live_at_once_never_overlap(given_buffers: list[Buffer]) -> None:
+    offsets, total = plan_arena(given_buffers)
+    placed = list(zip(given_buffers, offsets, strict=True))
+    for i, (a, start_a) in enumerate(placed):
+        assert start_a % 64 == 0
+        assert start_a + a.size <= total
+        for b, start_b in placed[:i]:
+            if a.first <= b.last and b.first <= a.last:
+                assert start_a + a.size <= start_b or start_b + b.size <= start_a
+
+
+@settings(max_examples=100, deadline=None)
+@given(buffers)
+def test_the_arena_is_at_least_the_peak_and_at_most_everything(given_buffers: list[Buffer]) -> None:
+    _, total = plan_arena(given_buffers)
+    assert peak_live_bytes(given_buffers) <= total <= sum(aligned(b.size) for b in given_buffers)
+
+
+def test_a_chain_of_equal_buffers_needs_two_of_them() -> None:
+    chain = [Buffer(1000, step, step + 1) for step in range(30)]
+    assert plan_arena(chain)[1] == 2 * 1024
+
+
+def test_the_smallest_gap_that_fits_is_taken() -> None:
+    # Live at step 1: [0, 256) and [512, 640) and [768, 1024): gaps of 256 and 128 bytes.
+    big = [Buffer(1024, 0, 0)]
+    held = [Buffer(256, 1, 3), Buffer(256, 1, 1), Buffer(128, 1, 3)]
+    offsets, total = plan_arena([*big, *held, Buffer(64, 2, 3)])
+    assert total == 1024
+    assert offsets[4] in (256, 512)
+
+
+def test_stored_bytes_follow_the_layouts() -> None:
+    def weight(shape: list[int], dtype: str, layout: str) -> Weight:
+        return Weight.model_validate({"name": "w", "dtype": dtype, "layout": layout, "shape": shape})
+
+    assert stored_bytes(weight([33, 10], "f32", "panel16")) == 3 * 10 * 16 * 4
+    assert stored_bytes(weight([33, 11], "bf16", "panel16x2")) == 3 * 6 * 16 * 2 * 2
+    assert stored_bytes(weight([7], "f32", "plain")) == 28
+    assert stored_bytes(weight([5, 3], "bf16", "plain")) == 30
+
+
+def test_a_kv_block_holds_keys_and_values_of_32_tokens_in_every_layer() -> None:
+    layers = [
+        KvLayer(kv_heads=2, head_dim=8, v_head_dim=4, dtype="bf16"),
+        KvLayer(kv_heads=1, head_dim=8, v_head_dim=8, dtype="f32"),
+    ]
+    assert kv_block_bytes(layers) == 2 * (8 + 4) * 32 * 2 + 1 * 16 * 32 * 4
