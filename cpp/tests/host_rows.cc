@@ -168,7 +168,9 @@ TEST_CASE("vector functions are accurate over their whole range and the same on 
     for (int i = -4000; i <= 4000; ++i) x.push_back(static_cast<float>(i) * 0.0151f);
     // x · f(x) cancels in the negative tail, in every formula that frameworks use: absolute there.
     check_ulp("silu", [](double v) { return v / (1 + std::exp(-v)); }, x, 3, 1e-40);
-    check_ulp("gelu_quick", [](double v) { return v / (1 + std::exp(-1.702 * v)); }, x, 16, 2e-36);
+    check_ulp(
+        "gelu_quick", [](double v) { return v / (1 + std::exp(-1.702 * v)); }, x, 110,
+        2e-36);  // rounding 1.702 · x alone moves e^102 by as much
     check_ulp("gelu_erf", [](double v) { return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0))); }, x, 4, 4e-7);
     check_ulp(
         "gelu_tanh",
