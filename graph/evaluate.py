@@ -1,8 +1,8 @@
 """Evaluating a graph in numpy, before or after the passes, one sequence at a time.
 
-onnx's reference evaluator runs the standard ops; the castiron ops are added here. Keys and values are kept from
-one run to the next, so that a prompt can be run in pieces and decoded token by token, as an engine does it.
-"""
+onnx's reference evaluator runs the standard ops; the castiron ops are added here. Keys and values are kept
+from one run to the next, so that a prompt can be run in pieces and decoded token by token, as an engine does
+it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class _Cache:
 class GraphEvaluator:
     """Runs a graph of docs/graph.md on numpy arrays.
 
-    ``weights`` overrides initializers by name (and supplies those whose file does not exist). Weights are read
-    when the evaluator is made.
+    ``weights`` overrides initializers by name (and supplies those whose file does not exist). Weights are
+    read when the evaluator is made.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Array] | None = None) -> None:
@@ -89,7 +89,8 @@ class GraphEvaluator:
             ops.LOGIT_ROWS: rows.astype(np.int64),
             **self._weights,
         }
-        logits: Array = self._evaluator.run([ops.LOGITS], feeds)[0]
+        outputs: Any = self._evaluator.run([ops.LOGITS], feeds)
+        logits: Array = outputs[0]
         return logits
 
 

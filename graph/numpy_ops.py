@@ -78,7 +78,7 @@ def norm(
     group: int = 0,
     one_plus: bool = False,
 ) -> Array:
-    """RMSNorm, or LayerNorm if ``centered``, over each run of ``group`` channels (0: all of the last axis)."""
+    """RMSNorm, or LayerNorm if ``centered``, over each run of ``group`` channels (0: the whole last axis)."""
     shape = x.shape
     wide = x.astype(np.float64).reshape(*shape[:-1], -1, group or shape[-1])
     if centered:
@@ -99,7 +99,7 @@ def half_table(table: Array, layout: str) -> Array:
 
 
 def rope(x: Array, cos: Array, sin: Array, style: str) -> Array:
-    """Rotates pairs of x [.., D] by cos, sin [.., R/2]; columns past R pass through. Styles: docs/program.md."""
+    """Rotates pairs of x [.., D] by cos, sin [.., R/2]; columns past R pass through (docs/program.md)."""
     half = cos.shape[-1]
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
     if style == "half":

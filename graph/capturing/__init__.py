@@ -1,4 +1,4 @@
-"""Capture of Hugging Face causal language models by torch.export through transformers' own dispatch points."""
+"""Capture of Hugging Face causal language models by torch.export, through transformers' dispatch points."""
 
 from .api import Capture, CaptureReport, capture, capture_config
 from .layers import AttentionLayer

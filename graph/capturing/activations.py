@@ -1,8 +1,8 @@
 """Activation modules recognised by what they compute.
 
-transformers has a dozen spellings of GELU; each parameterless activation module is run on a grid of numbers and
-becomes one ``castiron::activation`` if the curve is one that the vocabulary names. Others are traced op by op.
-"""
+transformers has a dozen spellings of GELU; each parameterless activation module is run on a grid of numbers
+and becomes one ``castiron::activation`` if the curve is one that the vocabulary names. Others are traced op
+by op."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def replace_activations(model: nn.Module) -> dict[str, str]:
         fn = _recognise(module)
         found[type(module).__name__] = fn or "traced op by op"
         if fn is not None:
-            module.forward = _forward(fn)  # type: ignore[method-assign]
+            module.forward = _forward(fn)
     return found
 
 

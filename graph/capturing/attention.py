@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ IMPLEMENTATION = "castiron"
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """What a mask lets through: everything before, ``window`` tokens back, or the own ``chunk``. 0: no limit."""
+    """What a mask lets through: all before, ``window`` tokens back, or the own ``chunk``. 0: no limit."""
 
     window: int = 0
     chunk: int = 0
@@ -102,7 +102,8 @@ def attention_forward(
     if (sliding_window or 0) != attention_mask.window:
         # Two sources that must say the same: a guess between them would be a silently wrong model.
         raise UnsupportedModelError(
-            f"{where} has a mask with window {attention_mask.window} but passes sliding_window={sliding_window}"
+            f"{where} has a mask with window {attention_mask.window}, but passes "
+            f"sliding_window={sliding_window}"
         )
     output = torch.ops.castiron.attention(
         query,
@@ -110,7 +111,7 @@ def attention_forward(
         value,
         s_aux,
         None,
-        int(module.layer_idx),
+        int(cast(int, module.layer_idx)),
         float(query.shape[-1] ** -0.5 if scaling is None else scaling),
         attention_mask.window,
         attention_mask.chunk,
@@ -130,8 +131,8 @@ def _check_mask_arguments(kind: str, config: Any, arguments: dict[str, object]) 
     )
     if unknown:
         raise UnsupportedModelError(
-            f"the model code of '{config.model_type}' passes {', '.join(unknown)} to create_{kind}_mask; castiron "
-            f"understands plain causal, sliding-window and chunked masks"
+            f"the model code of '{config.model_type}' passes {', '.join(unknown)} to create_{kind}_mask; "
+            f"castiron understands plain causal, sliding-window and chunked masks"
         )
 
 
@@ -187,7 +188,7 @@ def _register_classes(patches: Patches) -> None:
 
 
 def replace_mask_factories(patches: Patches, modules: list[ModuleType]) -> None:
-    """Replaces the mask factories that the modeling ``modules`` imported. Raises if one has an unknown body."""
+    """Replaces the mask factories that the modeling ``modules`` imported, if their bodies are known ones."""
     for module in modules:
         for name, factory in MASK_FACTORIES.items():
             if hasattr(module, name):

@@ -30,10 +30,9 @@ def build_fake_model(config: Any) -> tuple[nn.Module, FakeTensorMode]:
 
     with Patches() as patches:
         patches.attribute(nn.Module, "register_parameter", _register_on_meta)
+        make: Any = AutoModelForCausalLM.from_config
         try:
-            model = AutoModelForCausalLM.from_config(
-                copy.deepcopy(config), dtype=torch.float32, attn_implementation=IMPLEMENTATION
-            )
+            model = make(copy.deepcopy(config), dtype=torch.float32, attn_implementation=IMPLEMENTATION)
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
             raise UnsupportedModelError(
                 f"transformers cannot build a causal language model from the configuration of "

@@ -37,8 +37,8 @@ def check_version() -> None:
     if not lowest <= found < beyond:
         wanted = f">={lowest[0]}.{lowest[1]},<{beyond[0]}.{beyond[1]}"
         raise UnsupportedModelError(
-            f"found transformers {transformers.__version__}, expected {wanted}: capture hooks into its internals, "
-            f"which move between releases. Run: pip install 'transformers{wanted}'"
+            f"found transformers {transformers.__version__}, expected {wanted}: capture hooks into its "
+            f"internals, which move between releases. Run: pip install 'transformers{wanted}'"
         )
 
 
@@ -47,9 +47,9 @@ def check_config(config: Any) -> None:
     text = config.get_text_config(decoder=True)
     if text is not config:
         raise UnsupportedModelError(
-            f"'{config.model_type}' is a composite of a text model ('{text.model_type}') and others (vision, audio "
-            f"...); castiron builds text models. Save the language model alone (AutoModelForCausalLM with the text "
-            f"config, save_pretrained) and build that"
+            f"'{config.model_type}' is a composite of a text model ('{text.model_type}') and others "
+            f"(vision, audio ...); castiron builds text models. Save the language model alone "
+            f"(AutoModelForCausalLM with the text config, save_pretrained) and build that"
         )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"'{config.model_type}' is an encoder-decoder; castiron builds decoders")
@@ -57,7 +57,8 @@ def check_config(config: Any) -> None:
         method = config.quantization_config
         method = method.get("quant_method") if isinstance(method, dict) else method.quant_method
         raise UnsupportedModelError(
-            f"config.json has a quantization_config ('{method}'); this version builds from unquantized checkpoints"
+            f"config.json has a quantization_config ('{method}'); this version builds from "
+            f"unquantized checkpoints"
         )
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_TYPES:
@@ -73,16 +74,16 @@ def check_modules(model: nn.Module) -> None:
         for pattern, what in _UNSUPPORTED_MODULES:
             if pattern.search(type(module).__name__):
                 raise UnsupportedModelError(
-                    f"{type(model).__name__} is not supported: {name or 'the model'} ({type(module).__name__}) is "
-                    f"{what}, which castiron's graph has no op for yet"
+                    f"{type(model).__name__} is not supported: {name or 'the model'} "
+                    f"({type(module).__name__}) is {what}, which castiron's graph has no op for yet"
                 )
 
 
 def census(config: Any, layers: tuple[AttentionLayer, ...]) -> None:
     """Compares the attention ops found with the layers that the configuration announces.
 
-    A model file that writes attention out in plain ops may give right logits in a graph that cannot be cached.
-    """
+    A model file that writes attention out in plain ops may give right logits in a graph that cannot be
+    cached."""
     count = int(config.num_hidden_layers)
     found = [layer.index for layer in layers]
     if found != list(range(count)):
@@ -100,6 +101,6 @@ def census(config: Any, layers: tuple[AttentionLayer, ...]) -> None:
         }[kind]
         if (layer.window, layer.chunk) != expected:
             raise UnsupportedModelError(
-                f"layer {layer.index} of '{config.model_type}' is '{kind}' in the configuration (window, chunk "
-                f"{expected}), but its attention was called with {(layer.window, layer.chunk)}"
+                f"layer {layer.index} of '{config.model_type}' is '{kind}' in the configuration (window, "
+                f"chunk {expected}), but its attention was called with {(layer.window, layer.chunk)}"
             )

@@ -1,8 +1,8 @@
 """Norm modules recognised by what they compute, not by their source text.
 
-Every model file has its own RMSNorm class. Each instance is run on random numbers, and if the result is that of
-``x / sqrt(mean(x²) + eps) · w`` or ``· (1 + w)``, its forward becomes one ``castiron::rms_norm``. A norm that
-matches nothing stays as it is and is traced op by op: slower, never wrong.
+Every model file has its own RMSNorm class. Each instance is run on random numbers, and if the result is that
+of ``x / sqrt(mean(x²) + eps) · w`` or ``· (1 + w)``, its forward becomes one ``castiron::rms_norm``. A norm
+that matches nothing stays as it is and is traced op by op: slower, never wrong.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def replace_norms(model: nn.Module) -> dict[str, str]:
         found[name] = (
             "LayerNormalization" if kind.centered else "RMSNorm (1 + w)" if kind.one_plus else "RMSNorm"
         )
-        module.forward = _forward(module, kind)  # type: ignore[method-assign]
+        module.forward = _forward(module, kind)
     return found
 
 

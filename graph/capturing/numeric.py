@@ -31,8 +31,8 @@ def compare(
 ) -> float:
     """Largest relative difference between the graph's logits and eager transformers' on random weights.
 
-    ``stored_names`` maps parameters of the model to initializers of the graph. Raises UnsupportedModelError if
-    the difference is more than rounding.
+    ``stored_names`` maps parameters of the model to initializers of the graph. Raises UnsupportedModelError
+    if the difference is more than rounding.
     """
     source = _random_model(config)
     weights = {
@@ -62,9 +62,10 @@ def compare(
         error = float(np.abs(got - expected).max() / max(1.0, float(np.abs(expected).max())))
         if not error <= _TOLERANCE:
             raise UnsupportedModelError(
-                f"the captured graph of '{config.model_type}' differs from the source model in {what}: largest "
-                f"relative difference of logits {error:.2e}, allowed {_TOLERANCE:.0e} (random weights, seed {_SEED}). "
-                f"The model code does something that capture does not see; please report this model"
+                f"the captured graph of '{config.model_type}' differs from the source model in {what}: "
+                f"largest relative difference of logits {error:.2e}, allowed {_TOLERANCE:.0e} (random "
+                f"weights, seed {_SEED}). The model code does something that capture does not see; please "
+                f"report this model"
             )
         worst = max(worst, error)
     return worst
@@ -73,10 +74,8 @@ def compare(
 def _random_model(config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    config = copy.deepcopy(config)
-    model: nn.Module = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    make: Any = AutoModelForCausalLM.from_config
+    model: nn.Module = make(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
         for parameter in model.parameters():

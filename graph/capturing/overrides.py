@@ -1,7 +1,7 @@
 """Attention written out in model files, put into the graph's terms by hand.
 
-A few families have an attention that does not go through transformers' attention interface. Each gets a forward
-here, installed on the instances of the fake model; the bodies that they stand for are known by hash.
+A few families have an attention that does not go through transformers' attention interface. Each gets a
+forward here, installed on the instances of the fake model; the bodies that they stand for are known by hash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def override_forwards(model: nn.Module) -> dict[str, str]:
             continue
         for body in _replaced_bodies(module):
             check_body(body)
-        module.forward = make(module, name)  # type: ignore[method-assign]
+        module.forward = make(module, name)
         found[type(module).__name__] = "Attention" if "Attention" in type(module).__name__ else "Linear"
     return found
 
@@ -72,8 +72,8 @@ def _attend(
 def _falcon_attention(module: Any, name: str) -> Forward:
     if module.config.alibi:
         raise UnsupportedModelError(
-            f"{name}: Falcon rounds its ALiBi biases to bfloat16 (positions above 256 included), in the source "
-            f"model as in training; castiron's attention has exact slopes and would differ from it"
+            f"{name}: Falcon rounds its ALiBi biases to bfloat16 (positions above 256 included), in the "
+            f"source model as in training; castiron's attention has exact slopes and would differ from it"
         )
     rotary = sys.modules[type(module).__module__]
     heads, kv_heads, width = module.num_heads, module.num_kv_heads, module.head_dim

@@ -1,7 +1,7 @@
 """Rotary embeddings: the rotation recognised by probing, the frequency table chosen at build time.
 
-Model files carry their own ``apply_rotary_pos_emb``. It is run on random q, k, cos and sin; if the result is a
-rotation the vocabulary names, calls become ``castiron::rope``. Else they are traced op by op.
+Model files carry their own ``apply_rotary_pos_emb``. It is run on random q, k, cos and sin; if the result is
+a rotation the vocabulary names, calls become ``castiron::rope``. Else they are traced op by op.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ def _widen(table: Tensor, layout: str) -> Tensor:
 def freeze_frequencies(model: nn.Module, max_seq_len: int) -> list[str]:
     """Makes rotary modules use one frequency table for every request, whatever else is in the step.
 
-    ``longrope`` has two tables, and the source model picks one by the longest position of the *batch*; here the
-    longest position that an engine of ``max_seq_len`` can see decides. Dynamic NTK recomputes frequencies from
-    the current length, which has no meaning for keys already cached: refused. Returns notes for the report.
-    """
+    ``longrope`` has two tables, and the source model picks one by the longest position of the *batch*; here
+    the longest position that an engine of ``max_seq_len`` can see decides. Dynamic NTK recomputes
+    frequencies from the current length, which has no meaning for keys already cached: refused. Returns notes
+    for the report."""
     from transformers.modeling_rope_utils import dynamic_rope_update
 
     notes = []
@@ -166,12 +166,13 @@ def freeze_frequencies(model: nn.Module, max_seq_len: int) -> list[str]:
             if "dynamic" in kind:
                 raise UnsupportedModelError(
                     f"{name} uses rope type '{kind}': its frequencies change with the length of the running "
-                    f"sequence, so keys already in the cache would have to be rotated again. Set rope_parameters "
-                    f"to a static type (yarn, linear, llama3, longrope) in config.json if the model allows it"
+                    f"sequence, so keys already in the cache would have to be rotated again. Set "
+                    f"rope_parameters to a static type (yarn, linear, llama3, longrope) in config.json if the "
+                    f"model allows it"
                 )
             if kind == "longrope":
                 notes.append(f"{name}: {_freeze_longrope(module, layer_type, max_seq_len)}")
-        module.forward = undecorated.__get__(module)  # type: ignore[method-assign]
+        module.forward = undecorated.__get__(module)
     return notes
 
 

@@ -1,8 +1,8 @@
 """Knowing the bodies of the functions that capture replaces by assertion rather than by probing.
 
-A replaced function is one whose meaning the graph expresses otherwise (a mask factory, an attention written out
-in a model file). If its body is not one that was read when the replacement was written, the replacement might
-mean something else: the model is refused, not guessed.
+A replaced function is one whose meaning the graph expresses otherwise (a mask factory, an attention written
+out in a model file). If its body is not one that was read when the replacement was written, the replacement
+might mean something else: the model is refused, not guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .known_bodies import KNOWN_BODIES
 
 
 def body_hash(function: Callable[..., Any]) -> str:
-    """Hash of a function's syntax tree: comments, docstring, formatting and the Python version do not matter."""
+    """Hash of a function's syntax tree; comments, docstring, formatting and Python version do not matter."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
     definition = ast.parse(source).body[0]
     return hashlib.sha256("\n".join(_lines(definition)).encode()).hexdigest()[:16]
@@ -39,9 +39,10 @@ def check_body(function: Callable[..., Any]) -> None:
     known = KNOWN_BODIES.get(name, frozenset())
     if found not in known:
         raise UnsupportedModelError(
-            f"{name} has a body that castiron does not know (hash {found}; known: {', '.join(sorted(known)) or '-'}), "
-            f"so it cannot be replaced safely. Found transformers {transformers.__version__}; install a version "
-            f"that castiron supports (5.24), or report this model"
+            f"{name} has a body that castiron does not know (hash {found}; known: "
+            f"{', '.join(sorted(known)) or '-'}), so it cannot be replaced safely. Found transformers "
+            f"{transformers.__version__}; install a version that castiron supports (5.24), or "
+            f"report this model"
         )
 
 

@@ -6,10 +6,13 @@ They exist only under ``torch.export``, where their shape functions run; their m
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, empty_like
 from torch.library import Library, register_fake
 
-_LIBRARY = Library("castiron", "DEF")
+# torch leaves Library untyped.
+_LIBRARY: Any = Library("castiron", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? slopes, int layer, float scale, "
     "int window, int chunk, float softcap) -> Tensor"

@@ -62,7 +62,7 @@ class Traced:
 
 
 def trace(model: nn.Module, mode: FakeTensorMode, max_seq_len: int) -> Traced:
-    """Exports the fake ``model``. Raises UnsupportedModelError with the reason and, where known, the module."""
+    """Exports the fake ``model``. Raises UnsupportedModelError with the reason and, if known, the module."""
     name = type(model).__name__
     notes = freeze_frequencies(model, max_seq_len)
     replaced = replace_norms(model) | replace_activations(model) | override_forwards(model)

@@ -1,7 +1,7 @@
 """A small model of the same make: fewer and narrower layers, short windows, a small vocabulary.
 
-The numeric check needs numbers through both the source model and the graph; for a large model it runs on a twin,
-captured by the same code. The twin keeps every kind of layer and the width of a head.
+The numeric check needs numbers through both the source model and the graph; for a large model it runs on a
+twin, captured by the same code. The twin keeps every kind of layer and the width of a head.
 """
 
 from __future__ import annotations

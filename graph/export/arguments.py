@@ -40,14 +40,14 @@ def axis(node: fx.Node, dim: int) -> int:
 def static_size(e: Emitter, user: fx.Node, source: fx.Node, dim: int) -> int:
     """Size of ``source`` along ``dim``; refuses ``user`` if that is the token axis.
 
-    An op that runs along the token axis lets one request's tokens reach another's, and a token's result depend
-    on what else is in the step.
+    An op that runs along the token axis lets one request's tokens reach another's, and a token's result
+    depend on what else is in the step.
     """
     size = e.shape(source)[axis(source, dim)]
     if isinstance(size, str):
         raise UnsupportedModelError(
-            f"{e.path(user) or 'the model'} computes {user.target} along the token axis (size {size}); outside "
-            f"attention, tokens must not mix: requests share a step"
+            f"{e.path(user) or 'the model'} computes {user.target} along the token axis (size {size}); "
+            f"outside attention, tokens must not mix: requests share a step"
         )
     return size
 

@@ -145,7 +145,7 @@ class GraphBuilder:
         return stored.name
 
     def model(self, output: str, name: str) -> onnx.ModelProto:
-        """The model with ``output`` as ``logits``; nodes and initializers that do not reach it are left out."""
+        """The model with ``output`` as ``logits``; what it does not need is left out."""
         needed, nodes = {output}, []
         for node in reversed(self._nodes):
             if needed.intersection(node.output):

@@ -174,7 +174,7 @@ class Emitter:
 
     def scalar(self, value: float | int | bool, dtype: int) -> str:
         """A 0-dimensional constant of an ONNX element type."""
-        numpy_types = {
+        numpy_types: dict[int, type] = {
             TensorProto.FLOAT: np.float32,
             TensorProto.DOUBLE: np.float64,
             TensorProto.INT64: np.int64,
@@ -183,7 +183,7 @@ class Emitter:
         }
         return self.builder.constant(np.array(value, numpy_types[dtype]), "scalar")
 
-    # -- parameters and buffers --------------------------------------------------------------------------------
+    # -- parameters and buffers ----------------------------------------------------------------------------
 
     def declare_inputs(self) -> None:
         """Declares the three graph inputs and learns which torch symbols T and N are."""
@@ -194,8 +194,8 @@ class Emitter:
                 size = node.meta["val"].shape[0]
                 if isinstance(size, int):
                     raise UnsupportedModelError(
-                        f"the model fixes the size of {node.name} to {size}: its code depends on the number of "
-                        f"tokens in a way that cannot be served for other lengths"
+                        f"the model fixes the size of {node.name} to {size}: its code depends on the "
+                        f"number of tokens in a way that cannot be served for other lengths"
                     )
                 self._symbols[str(size)] = symbol
                 self.bind(node, self.builder.input(node.name, (symbol,)))
@@ -212,8 +212,8 @@ class Emitter:
             if tuple(stored.shape) != tuple(node.meta["val"].shape):
                 raise CheckpointError(
                     f"tensor '{stored.name}' has shape {list(stored.shape)} in {stored.file.name}; the model "
-                    f"built from config.json expects {list(node.meta['val'].shape)}. Config and weights do not "
-                    f"belong together"
+                    f"built from config.json expects {list(node.meta['val'].shape)}. Config and weights do "
+                    f"not belong together"
                 )
             self.used.add(stored.name)
             return self.builder.weight(stored)

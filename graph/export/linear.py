@@ -26,7 +26,7 @@ def _addmm(e: Emitter, node: fx.Node) -> None:
 
 def _matmul(e: Emitter, node: fx.Node) -> None:
     a = arguments(node)
-    left, right = a["self"], a.get("other", a.get("mat2"))
+    left, right = a["self"], a["other"] if "other" in a else a["mat2"]
     if rank(right) == 2 and _is_weight(right):
         e.emit_own(node, "Linear", e.name(left), _transposed(e, right))
     else:

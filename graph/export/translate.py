@@ -108,6 +108,6 @@ def _check_token_axis(model: onnx.ModelProto) -> None:
         if len(symbols) > 1 or any(symbol not in (ops.TOKENS, ops.ROWS) for symbol in symbols):
             raise UnsupportedModelError(
                 f"'{value.name}' has the shape {symbols}: the model compares tokens with tokens outside its "
-                f"attention function (attention written out in the model code, for instance), which cannot be "
-                f"cached or batched"
+                f"attention function (attention written out in the model code, for instance), which cannot "
+                f"be cached or batched"
             )
