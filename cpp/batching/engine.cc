@@ -121,37 +121,31 @@ void Engine::cancel(RequestId id) {
 }
 
 std::vector<Event> Engine::poll(std::chrono::duration<double> timeout) {
-    struct News {
-        const Request* request;
-        int from, to;
-        bool context, finished;
-    };
     const std::lock_guard polling(poll_mutex_);
-    std::vector<News> news;
-    std::vector<std::unique_ptr<Request>> finished;
+    polled_.clear();
     {
         std::unique_lock lock(mutex_);
         events_.wait_for(lock, timeout, [this] { return !outbox_.empty() || ended_; });
-        news.reserve(outbox_.size());
-        for (Request* request : outbox_) {
-            request->in_outbox = false;
-            news.push_back({request, request->delivered, request->published,
-                            std::exchange(request->published_context, false), request->published_finish});
-            request->delivered = request->published;
-            if (!request->published_finish) continue;
-            const auto owner = live_.find(request->id);
-            finished.push_back(std::move(owner->second));
-            live_.erase(owner);
-        }
-        outbox_.clear();
+        // The engine thread gets polled_ to write to, so it must hold as much.
+        if (polled_.capacity() < outbox_.capacity()) polled_.reserve(outbox_.capacity());
+        polled_.swap(outbox_);
+        ++outbox_round_;
     }
-    // Outside the lock, on this thread's time: what was published does not change any more.
+    // Without the lock, on this thread's time: what was published does not change any more.
     std::vector<Event> events;
-    events.reserve(news.size());
-    for (const News& item : news) {
-        events.push_back(make_event(*item.request, item.from, item.to, item.finished));
+    events.reserve(polled_.size());
+    std::vector<std::unique_ptr<Request>> finished;
+    for (const News& news : polled_) {
+        events.push_back(make_event(*news.request, news.from, news.to, news.finished));
         events.back().vocab_size = vocab_size_;
-        if (item.context) events.back().context_logits = item.request->context_logits;
+        if (news.context) events.back().context_logits = news.request->context_logits;
+    }
+    const std::lock_guard lock(mutex_);
+    for (const Event& event : events) {
+        if (!event.finished) continue;
+        const auto owner = live_.find(event.request_id);
+        finished.push_back(std::move(owner->second));
+        live_.erase(owner);
     }
     return events;
 }
@@ -295,16 +289,21 @@ void Engine::hand_over(StepRecord& record) {
 // Under mutex_. After this with a finished request, the request may be gone at any time.
 void Engine::publish(Request& request) {
     const bool finished = request.state == RequestState::kFinished;
-    const bool context = request.params.context_logits && request.num_computed >= request.prompt_tokens &&
-                         !request.context_handed_over;
+    const bool context = request.params.context_logits && !request.published_context &&
+                         request.num_computed >= request.prompt_tokens;
     if (request.published == request.num_output() && !finished && !context) return;
-    request.published = request.num_output();
-    request.published_finish = finished;
+    if (request.outbox_round != outbox_round_) {
+        request.outbox_round = outbox_round_;
+        request.outbox_entry = outbox_.size();
+        outbox_.push_back({&request, request.published, request.published, false, false});
+    }
+    News& news = outbox_[request.outbox_entry];
+    news.to = request.published = request.num_output();
+    news.context |= context;
+    news.finished = finished;
     request.published_context |= context;
-    request.context_handed_over |= context;
+    request.published_finish = finished;
     if (finished) ++stats_.requests_finished[static_cast<size_t>(request.finish_reason)];
-    if (std::exchange(request.in_outbox, true)) return;
-    outbox_.push_back(&request);
 }
 
 void Engine::update_gauges() {

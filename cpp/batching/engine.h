@@ -92,6 +92,16 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
 
+    // What is new about a request: output tokens [from, to) and the flags. poll() takes the whole list away by a
+    // swap, so that the engine thread never waits while the caller reads the requests.
+    struct News {
+        const Request* request;
+        int from;
+        int to;
+        bool context;
+        bool finished;
+    };
+
     void loop();
     void step(StepRecord& record);
     [[nodiscard]] bool take_in(StepRecord& record);
@@ -127,11 +137,13 @@ private:
     std::unordered_map<RequestId, std::unique_ptr<Request>> live_;  // until its last event is polled
     std::vector<Request*> inbox_;
     std::vector<RequestId> cancels_;
-    std::vector<Request*> outbox_;
+    std::vector<News> outbox_;
+    int64_t outbox_round_ = 0;  // counts the times that poll() took the outbox away
     EngineStats stats_;
     StepTrace trace_{1024};
 
     std::mutex poll_mutex_;
+    std::vector<News> polled_;  // under poll_mutex_; swapped with the outbox
     std::mutex join_mutex_;
     std::thread thread_;  // last: it starts when all the rest is there
 };

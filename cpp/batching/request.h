@@ -1,6 +1,7 @@
 // One request on its way: waiting -> prefilling -> decoding -> finished.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -68,15 +69,14 @@ struct Request {
     std::vector<TokenLogprob> top_logprobs;
     std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size]
 
-    // Guarded by the engine's mutex.
-    bool cancel_requested = false;
-    int published = 0;  // output tokens that the caller may see
-    bool published_context = false;     // the context logits are complete and not polled yet
-    bool context_handed_over = false;   // they were published before
-    bool published_finish = false;
-    bool in_outbox = false;
+    bool cancel_requested = false;  // guarded by the engine's mutex
 
-    int delivered = 0;  // output tokens that the caller has seen; the polling thread's
+    // What the engine thread has made visible to poll().
+    int published = 0;  // output tokens
+    bool published_context = false;
+    bool published_finish = false;
+    int64_t outbox_round = -1;  // the outbox of this round has an entry for the request,
+    size_t outbox_entry = 0;    // this one
 
     // Links of the RequestQueue it is in.
     Request* previous = nullptr;

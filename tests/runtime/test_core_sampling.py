@@ -69,6 +69,6 @@ def test_first_tokens_are_distributed_as_transformers_says(core: Any, fields: di
     drawn = [outcome.token_ids[0] for outcome in finish(core, ids).values()]
     counts = np.bincount(drawn, minlength=tiny.VOCAB)
     assert not counts[expected == 0].any()
-    # Binomial: past 5 standard deviations in any of 53 cells and 8 cases has a chance of 2e-4; seeds are fixed.
+    # Binomial: 5 standard deviations in any of 53 cells and 8 cases have a chance of 2e-4; seeds are fixed.
     deviation = np.abs(counts - DRAWS * expected)
     assert (deviation <= 5 * np.sqrt(DRAWS * expected * (1 - expected)) + 1).all()
