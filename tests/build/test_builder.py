@@ -1,0 +1,113 @@
+"""A tiny checkpoint becomes an engine; a build that fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from castiron.build import BuildOptions, BuildPlan, build, builder
+from castiron.engines import open_engine
+from safetensors.numpy import load_file, save_file
+
+from castiron.errors import BuildError, CheckpointError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
+from zoo import make_checkpoint
+
+SMALL = {"max_batch_size": 2, "max_num_tokens": 64, "max_seq_len": 96}
+
+
+class Recorder:
+    """Progress that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.packed = 0
+        self.total = 0
+
+    def plan(self, plan: BuildPlan) -> None:
+        self.events.append("plan")
+
+    def start(self, phase: str, total: int | None) -> None:
+        self.events.append(phase)
+        self.total = total or self.total
+
+    def advance(self, amount: int) -> None:
+        self.packed += amount
+
+    def note(self, text: str) -> None:
+        self.events.append("note")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zoo") / "tiny-llama"
+    make_checkpoint("llama_tied", folder)
+    return folder
+
+
+def test_a_checkpoint_becomes_an_engine_that_agrees_with_its_source(checkpoint: Path, tmp_path: Path) -> None:
+    progress = Recorder()
+    options = BuildOptions(dtype="float32", dump_graph=tmp_path / "graphs", num_threads=1, **SMALL)
+    report = build(checkpoint, tmp_path / "engine", options, progress)
+    engine = open_engine(tmp_path / "engine")
+    assert engine.manifest.model.name == "tiny-llama"
+    assert engine.manifest.limits == report.plan.limits
+    assert engine.program("host").vocab_size == 256
+    assert progress.events.index("plan") < progress.events.index("pack weights")
+    assert progress.packed == progress.total > 0
+    assert (tmp_path / "graphs" / "01_clean_up.onnx").is_file()
+    assert dict(report.passes)["gather_last_tokens"] == 5
+    assert json.loads(json.dumps(report.to_dict()))["limits"]["max_seq_len"] == 96
+    if report.plan.verify:
+        assert report.verification is not None
+        assert report.verification.passed
+        assert engine.manifest.golden is not None
+        assert engine.manifest.golden.verification == report.verification
+    with pytest.raises(BuildError):  # an engine is replaced on request only
+        build(checkpoint, tmp_path / "engine", BuildOptions(**SMALL))
+
+
+def test_a_dry_run_plans_and_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    report = build(checkpoint, tmp_path / "engine", BuildOptions(dry_run=True, **SMALL))
+    assert report.dry_run
+    assert list(tmp_path.iterdir()) == []
+    items = {item.item: item.bytes for item in report.plan.memory["host"].items}
+    # 2 layers, 2 KV heads of 16, keys and values, bfloat16, 32 tokens
+    assert items["KV cache, one block"] == 2 * 2 * (16 + 16) * 32 * 2
+
+
+def test_an_engine_that_disagrees_with_its_source_is_not_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disagree(*_: object) -> None:
+        raise BuildError("the engine does not reproduce the source model, so it was not written: row 3")
+
+    monkeypatch.setattr(builder, "_verify", disagree)
+    monkeypatch.setattr(builder, "_has_core", lambda: True)
+    with pytest.raises(BuildError, match="does not reproduce"):
+        build(checkpoint, tmp_path / "engine", BuildOptions(verify="always", **SMALL))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(BuildError, match="GB free"):
+        build(checkpoint, tmp_path / "engine", BuildOptions(**SMALL))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_that_no_part_of_the_model_uses_stops_the_build(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "extra"
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.extra_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].copy()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="extra_proj"):
+        build(folder, tmp_path / "engine", BuildOptions(**SMALL))
