@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: a small C program over 2 MiB and 4 KiB pages, built when it is needed."""
+"""How fast this machine reads memory: a small C program over 2 MiB or 4 KiB pages, built when needed."""
 
 from __future__ import annotations
 
@@ -85,9 +85,13 @@ def read_bandwidth(threads: int, huge_pages: bool = True, repeat: int = 3) -> fl
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
             arguments = [str(program), str(threads), *(["huge"] if huge_pages else [])]
-            runs = [subprocess.run(arguments, check=True, capture_output=True, text=True) for _ in range(repeat)]
+            runs = [
+                subprocess.run(arguments, check=True, capture_output=True, text=True) for _ in range(repeat)
+            ]
         except (OSError, subprocess.CalledProcessError) as error:
-            raise RuntimeError(f"the bandwidth probe does not run: {getattr(error, 'stderr', '') or error}") from None
+            raise RuntimeError(
+                f"the bandwidth probe does not run: {getattr(error, 'stderr', '') or error}"
+            ) from None
     return max(float(run.stdout.split()[0]) for run in runs)
 
 

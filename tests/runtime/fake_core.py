@@ -1,4 +1,4 @@
-"""A Python twin of ``_core.Engine``: the next token is a function of the tokens before it, so every test knows it."""
+"""A Python twin of ``_core.Engine``: the next token is a known function of the tokens before it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class FakeCore:
         self._arrived = threading.Event()
 
     def submit(self, prompt: np.ndarray, params: FakeParams) -> int:
-        assert prompt.dtype == np.int32 and prompt.ndim == 1 and prompt.flags.c_contiguous
+        assert (prompt.dtype, prompt.ndim, prompt.flags.c_contiguous) == (np.int32, 1, True)
         if self.closed:
             raise FakeDeadError("the engine thread has ended")
         if prompt[0] == 299:

@@ -207,7 +207,7 @@ def test_text_streams_as_the_whole_decodes(tokenizer_dir):
 
 
 def test_a_stop_string_over_token_borders_cuts_text_and_frees_the_request(tokenizer_dir):
-    runner, ids, core = scripted(tokenizer_dir, "one two, three four")
+    runner, ids, _ = scripted(tokenizer_dir, "one two, three four")
     with runner:
         (out,) = runner.generate(prompts="x", stop=["three", ", t"], max_new_tokens=100)[0].outputs
         assert (out.text, out.finish_reason, out.stop_reason) == ("one two", "stop", ", t")

@@ -22,8 +22,9 @@ from castiron.errors import EngineError, RequestError
 
 pytest.importorskip("castiron.runtime._core", reason="the C++ runtime is not built")
 
-from castiron import ModelRunner
 from castiron.runtime.loading import block_bytes
+
+from castiron import ModelRunner
 
 PROMPTS = [[5, 9, 2, 30], [7], list(range(20, 50)), [3] * 17, [11, 12]]
 
@@ -83,7 +84,11 @@ def test_logprobs_are_the_log_softmax_of_the_float64_model(runner, model):
 
 def test_a_seed_repeats_and_seeds_differ(runner):
     def sample(seed):
-        return runner.generate([5, 9], max_new_tokens=20, temperature=2.0, seed=seed, end_id=-1)[0].outputs[0].token_ids
+        return (
+            runner.generate([5, 9], max_new_tokens=20, temperature=2.0, seed=seed, end_id=-1)[0]
+            .outputs[0]
+            .token_ids
+        )
 
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
@@ -152,7 +157,17 @@ def test_an_engine_without_tokenizer_refuses_text(runner):
 
 
 def test_the_served_engine_drains_on_sigterm_and_exits_with_0(engine, model):
-    command = [sys.executable, "-m", "castiron", "serve-engine", str(engine), "--port", "0", "--num-threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "castiron",
+        "serve-engine",
+        str(engine),
+        "--port",
+        "0",
+        "--num-threads",
+        "1",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             shown = []
@@ -163,7 +178,13 @@ def test_the_served_engine_drains_on_sigterm_and_exits_with_0(engine, model):
             else:
                 pytest.fail(f"not started: {''.join(shown)} {process.stderr.read()}")
             assert "maximum concurrency for 96 tokens" in "".join(shown)
-            body = {"prompt": [5, 9], "max_tokens": 5, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+            body = {
+                "prompt": [5, 9],
+                "max_tokens": 5,
+                "temperature": 0,
+                "return_token_ids": True,
+                "ignore_eos": True,
+            }
             answer = httpx.post(match[1] + "/v1/completions", json=body, timeout=30)
             assert answer.json()["choices"][0]["token_ids"] == greedy(model, [5, 9], 5)
             process.send_signal(signal.SIGTERM)

@@ -59,7 +59,7 @@ def test_a_bad_value_is_refused_by_name_with_what_was_expected(name, value):
 
 
 def test_contradicting_values_are_refused():
-    with pytest.raises(RequestError, match="min_tokens is 5.*max_tokens"):
+    with pytest.raises(RequestError, match=r"min_tokens is 5.*max_tokens"):
         SamplingParams(max_tokens=4, min_tokens=5)
     with pytest.raises(RequestError, match="detokenize"):
         SamplingParams(stop="x", detokenize=False)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 
 def by_definition(text: str, stops: list[str], keep: bool) -> tuple[str, str | None]:
-    """Walk the text; the first character at which any stop string is complete ends it, the longest one counts."""
+    """The first character at which any stop string is complete ends the text; the longest one counts."""
     for end in range(1, len(text) + 1):
         hits = [s for s in stops if text[:end].endswith(s)]
         if hits:

@@ -59,9 +59,12 @@ def test_chat_prompts_equal_transformers(tmp_path):
     assert ours.encode_chat(CHAT) == list(ids["input_ids"] if hasattr(ids, "keys") else ids)
 
 
-FEATURES = """{% set ns = namespace(n=0) %}{{ bos_token }}{% for m in messages %}{% if m.role == 'skip' %}{% continue %}
-{% endif %}{% generation %}{{ m.content | trim }}{% endgeneration %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}
-{%- if tools %}{{ tools | tojson }}{{ tools | tojson(indent=2) }}{% endif %}{{ extra | default('none') }}{{ eos_token }}"""
+FEATURES = """{% set ns = namespace(n=0) %}{{ bos_token }}{% for m in messages %}
+{%- if m.role == 'skip' %}{% continue %}
+{% endif %}{% generation %}{{ m.content | trim }}{% endgeneration %}{% set ns.n = ns.n + 1 %}
+{% endfor %}{{ ns.n }}
+{%- if tools %}{{ tools | tojson }}{{ tools | tojson(indent=2) }}{% endif %}
+{{ extra | default('none') }}{{ eos_token }}"""
 
 
 def test_the_features_that_templates_use_render_as_in_transformers(tmp_path):
@@ -120,7 +123,7 @@ def test_a_template_that_attacks_or_fails_is_a_request_error(tmp_path, template)
 
 def test_a_missing_template_says_what_to_do(tmp_path):
     tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path, chat_template=None))
-    with pytest.raises(RequestError, match="no chat template.*plain prompt"):
+    with pytest.raises(RequestError, match=r"no chat template.*plain prompt"):
         tokenizer.render_chat(CHAT)
 
 
