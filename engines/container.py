@@ -12,7 +12,6 @@ import io
 import os
 import re
 import struct
-import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,8 @@ _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 
 def write_container(path: Path, entries: Mapping[str, bytes]) -> dict[str, FileRecord]:
     """Write ``entries`` as a ZIP with fixed timestamps, so that equal contents give equal files."""
+    import zipfile  # a dozen modules that opening an engine does without
+
     if sum(map(len, entries.values())) > MAX_BYTES:
         raise BuildError(f"{path.name} would pass {MAX_BYTES} bytes, the most that its format holds.")
     records = {}

@@ -21,10 +21,10 @@ from .container import Container
 from .files import read_bounded, regular_size, sha256_file
 from .golden import MAX_BYTES as MAX_GOLDEN_BYTES
 from .golden import GoldenSequence, read_golden, unpack_arrays
+from .layout import COPIED, MANIFEST, PROGRAM_FILE, WEIGHTS_FILE
 from .manifest import Manifest, check_format, rebuild_command
 from .program import Program
 from .weights_file import TensorEntry, read_header
-from .writer import COPIED, MANIFEST, PROGRAM_FILE, WEIGHTS_FILE
 
 _MAX_MANIFEST = 16 << 20
 _MAX_PROGRAM = 256 << 20

@@ -23,6 +23,7 @@ from castiron.errors import BuildError
 
 from .container import write_container
 from .golden import count_rows, pack_arrays, read_golden, unpack_arrays
+from .layout import COPIED, MANIFEST, PROGRAM_FILE, WEIGHTS_FILE
 from .manifest import (
     FORMAT_VERSION,
     FileRecord,
@@ -34,21 +35,7 @@ from .manifest import (
     Verification,
 )
 from .program import Program
-from .weights_file import PackedSource, Progress, write_weights
-
-MANIFEST = "config.json"
-PROGRAM_FILE = "rank0.engine"
-WEIGHTS_FILE = "rank0.safetensors"
-#: Copied from the checkpoint where present: {name there: name in the engine}.
-COPIED = {
-    "tokenizer.json": "tokenizer.json",
-    "tokenizer_config.json": "tokenizer_config.json",
-    "special_tokens_map.json": "special_tokens_map.json",
-    "chat_template.jinja": "chat_template.jinja",
-    "chat_template.json": "chat_template.json",
-    "generation_config.json": "generation_config.json",
-    "config.json": "hf_config.json",
-}
+from .weights_writer import PackedSource, Progress, write_weights
 
 
 class EngineWriter:

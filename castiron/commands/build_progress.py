@@ -57,9 +57,6 @@ class RichProgress:
             rows = table(f"Memory plan for {target}", "item", "size", "note", right=("size",))
             for item in memory.items:
                 rows.add_row(escape(item.item), human_bytes(item.bytes), escape(item.note))
-            rows.add_section()
-            total = f"[bold]{human_bytes(memory.total)}[/]"
-            rows.add_row("[bold]total[/]", total, "reserved when the engine starts")
             print_(rows)
         print_(
             f"Engine on disk {human_bytes(plan.disk_bytes)}; this build needs {human_bytes(plan.peak_bytes)} "

@@ -113,7 +113,7 @@ def test_the_plan_comes_before_and_the_decisions_after(calls: list[Any], tmp_pat
     assert result.exit_code == 0, result.output
     words = [
         "Memory plan for host",
-        "3.00 KiB",
+        "2.00 KiB",
         "a [note]",
         "clean_up ×3, fuse_qkv ×3",
         "host.linear",

@@ -2,19 +2,23 @@
 [--seed 0].
 
 Every input must end in an opened engine or in an EngineError. Half of the mutations keep sizes and hashes
-consistent, so that the checks behind them are reached. Prints how many inputs were refused, by kind of
-mutation.
+consistent, so that the checks behind them are reached. With --core, what the reader accepts also runs on the
+C++ runtime, which must refuse it with an EngineError or run it, and never crash. Prints how many inputs were
+refused, by kind of mutation.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import faulthandler
 import hashlib
 import io
 import json
 import random
+import resource
 import struct
+import sys
 import tempfile
 import time
 import zipfile
@@ -22,7 +26,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from castiron.engines import open_engine
+import numpy as np
+from castiron.engines import Engine, open_engine
+from castiron.runtime.verify import CoreRunner
 from tiny import write_tiny_engine
 
 from castiron.errors import EngineError
@@ -51,7 +57,8 @@ _ATOMS: tuple[Any, ...] = (*_NUMBERS, *_TEXTS, None, True, False, [], {}, [[]], 
 class Fuzzer:
     """Mutates one engine in place, looks what the reader says, and restores it."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, core: bool = False) -> None:
+        self.core = core
         self.folder = write_tiny_engine(folder / "tiny")
         self.random = random.Random(seed)
         self.original = {name: (self.folder / name).read_bytes() for name in FILES}
@@ -63,6 +70,7 @@ class Fuzzer:
             self.splice_raw,
             self.change_manifest,
             self.change_program,
+            self.nudge_program,
             self.change_tensor_table,
             self.flip_sealed,
             self.craft_zip,
@@ -94,6 +102,8 @@ class Fuzzer:
             engine.graph()
             engine.build_report()
             engine.check_hashes()
+            if self.core:
+                run_core(engine)
         except EngineError as error:
             # It must be printable, whatever bytes it quotes.
             str(error).encode("utf-8", "backslashreplace")
@@ -126,6 +136,54 @@ class Fuzzer:
         """Change the program as JSON, with a right hash."""
         program = self.dump(self.mutate_json(json.loads(self.entries["host/program.json"])))
         return self.sealed_entries({**self.entries, "host/program.json": program})
+
+    def nudge_program(self) -> dict[str, bytes]:
+        """Change the program within its schema, so that the device's own checks are reached."""
+        program = json.loads(self.entries["host/program.json"])
+        choice = self.random.choice
+        names = [value["name"] for value in program["values"]]
+        for _ in range(choice((1, 1, 2))):
+            step = choice(program["steps"])
+            place = choice(
+                (
+                    step,
+                    step.get("attrs", step),
+                    step.get("attrs", step),
+                    *program["values"],
+                    *program["weights"],
+                )
+            )
+            key = choice(list(place) or ["kernel"])
+            value = place.get(key)
+            if isinstance(value, bool):
+                place[key] = not value
+            elif isinstance(value, int | float):
+                place[key] = choice((0, 1, value + 1, value * 2, value // 2, 64, 2**31 - 1, -value))
+            elif isinstance(value, list) and value and key in ("inputs", "outputs"):
+                value[self.random.randrange(len(value))] = choice(names)
+            elif isinstance(value, list) and value and key == "shape":
+                value[self.random.randrange(len(value))] = choice(("T", "N", 1, 8, 16, 32, 33, 64, 2**20))
+            elif isinstance(value, list):
+                self.random.shuffle(value)
+            elif key == "kernel":
+                place[key] = choice(program["steps"])["kernel"]
+            elif isinstance(value, str):
+                texts = [w["name"] for w in program["weights"]] + [
+                    "f32",
+                    "i32",
+                    "bf16",
+                    "plain",
+                    "panel16",
+                    "silu",
+                ]
+                place[key] = choice(texts)
+        if self.random.random() < 0.2:
+            limits = program["limits"]
+            limits[choice(list(limits))] = choice((1, 2, 64, 2**20))
+        changed = self.sealed_entries({**self.entries, "host/program.json": self.dump(program)})
+        manifest = json.loads(changed["config.json"])
+        manifest["limits"] = program["limits"]
+        return {**changed, "config.json": json.dumps(manifest).encode()}
 
     def change_tensor_table(self) -> dict[str, bytes]:
         """Change the header of the weights as JSON, with a right hash."""
@@ -269,19 +327,40 @@ class Fuzzer:
         return {name: data, "config.json": json.dumps(manifest).encode()}
 
 
+def run_core(engine: Engine) -> None:
+    """Give an engine that the reader accepted to the C++ runtime, and generate a token."""
+    with CoreRunner(engine, 8, num_threads=1) as runner:
+        params = runner.make_params()
+        params.max_tokens = 2
+        try:
+            runner.core.submit(np.asarray([1, 2, 3], np.int32), params)
+        except ValueError:
+            return
+        deadline = time.monotonic() + 20
+        while not any(event.finished for event in runner.core.poll(1.0)):
+            assert time.monotonic() < deadline, "the runtime hangs"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=None, help="where to work; a RAM disk is fastest")
+    parser.add_argument("--core", action="store_true", help="run what the reader accepts on the C++ runtime")
     options = parser.parse_args()
+    if options.core:
+        faulthandler.enable()
+        # An engine may ask for any amount of memory; refusing it must not depend on the machine's.
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     import warnings
 
     warnings.simplefilter("ignore", UserWarning)  # zipfile's, about the duplicates made on purpose
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        fuzzer = Fuzzer(Path(folder), options.seed)
+        fuzzer = Fuzzer(Path(folder), options.seed, options.core)
         for index in range(options.inputs):
+            if options.core:  # a crash leaves this line behind
+                print(f"\rinput {index} ", end="", file=sys.stderr, flush=True)
             try:
                 fuzzer.run_one()
             except Exception:

@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from castiron.engines import Weight, layout_bytes, open_engine
-from castiron.engines.weights_file import read_header, write_weights
+from castiron.engines.weights_file import read_header
+from castiron.engines.weights_writer import write_weights
 from edit import copy_engine, read_weights_header, write_weights_header
 from tiny import ArraySource, pack
 

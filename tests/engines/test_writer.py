@@ -105,7 +105,7 @@ def test_a_full_disk_is_said_clearly_and_leaves_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         return 1
 
-    monkeypatch.setattr("castiron.engines.weights_file.os.write", full)
+    monkeypatch.setattr("castiron.engines.weights_writer.os.write", full)
     with pytest.raises(BuildError, match="disk is full"):
         write_tiny_engine(tmp_path / "engine")
     assert contents(tmp_path) == []
