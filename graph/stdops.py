@@ -155,7 +155,7 @@ class _Rewriter:
         return self._add("Transpose", [output], perm=[0, 2, 1, 3])
 
     def _bias(self, window: int, chunk: int, slopes: str) -> str:
-        """What is added to the scores beyond causality: [T, T], or [1, Hq, T, T] with slopes; "" for nothing."""
+        """What is added to the scores besides causality, [T, T] or [1, Hq, T, T]; "" for nothing."""
         if not (window or chunk or slopes):
             return ""
         positions = ops.POSITIONS

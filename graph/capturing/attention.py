@@ -120,7 +120,16 @@ def attention_forward(
     return output, None
 
 
-def _check_mask_arguments(kind: str, config: Any, arguments: dict[str, object]) -> None:
+#: Order of the factories' arguments behind ``config``, for callers that do not name them.
+_MASK_POSITIONAL = ("inputs_embeds", "attention_mask", "cache", "position_ids")
+
+
+def _check_mask_arguments(
+    kind: str, config: Any, positional: tuple[object, ...], named: dict[str, object]
+) -> None:
+    arguments = {**dict(zip(_MASK_POSITIONAL, positional, strict=False)), **named}
+    if len(positional) > len(_MASK_POSITIONAL):
+        arguments["further arguments"] = positional[len(_MASK_POSITIONAL) :]
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
         raise UnsupportedModelError(
             f"the configuration of '{config.model_type}' asks for bidirectional attention; castiron serves "
@@ -136,18 +145,18 @@ def _check_mask_arguments(kind: str, config: Any, arguments: dict[str, object]) 
         )
 
 
-def _causal(config: Any, *_: object, **arguments: object) -> MaskSpec:
-    _check_mask_arguments("causal", config, arguments)
+def _causal(config: Any, *positional: object, **arguments: object) -> MaskSpec:
+    _check_mask_arguments("causal", config, positional, arguments)
     return MaskSpec()
 
 
-def _sliding_window(config: Any, *_: object, **arguments: object) -> MaskSpec:
-    _check_mask_arguments("sliding_window_causal", config, arguments)
+def _sliding_window(config: Any, *positional: object, **arguments: object) -> MaskSpec:
+    _check_mask_arguments("sliding_window_causal", config, positional, arguments)
     return MaskSpec(window=int(config.sliding_window))
 
 
-def _chunked(config: Any, *_: object, **arguments: object) -> MaskSpec:
-    _check_mask_arguments("chunked_causal", config, arguments)
+def _chunked(config: Any, *positional: object, **arguments: object) -> MaskSpec:
+    _check_mask_arguments("chunked_causal", config, positional, arguments)
     return MaskSpec(chunk=int(config.attention_chunk_size))
 
 

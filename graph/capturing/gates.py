@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from typing import Any
 
 from torch import nn
@@ -30,14 +31,13 @@ _UNSUPPORTED_MODULES = (
 
 def check_version() -> None:
     """Raises UnsupportedModelError if the installed transformers is not one that the adapter knows."""
-    import transformers
-
-    found = tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2])
+    installed = metadata.version("transformers")
+    found = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
     lowest, beyond = SUPPORTED_TRANSFORMERS
     if not lowest <= found < beyond:
         wanted = f">={lowest[0]}.{lowest[1]},<{beyond[0]}.{beyond[1]}"
         raise UnsupportedModelError(
-            f"found transformers {transformers.__version__}, expected {wanted}: capture hooks into its "
+            f"found transformers {installed}, expected {wanted}: capture hooks into its "
             f"internals, which move between releases. Run: pip install 'transformers{wanted}'"
         )
 

@@ -167,8 +167,8 @@ def freeze_frequencies(model: nn.Module, max_seq_len: int) -> list[str]:
                 raise UnsupportedModelError(
                     f"{name} uses rope type '{kind}': its frequencies change with the length of the running "
                     f"sequence, so keys already in the cache would have to be rotated again. Set "
-                    f"rope_parameters to a static type (yarn, linear, llama3, longrope) in config.json if the "
-                    f"model allows it"
+                    f"rope_parameters to a static type (yarn, linear, llama3, longrope) in config.json if "
+                    f"the model allows it"
                 )
             if kind == "longrope":
                 notes.append(f"{name}: {_freeze_longrope(module, layer_type, max_seq_len)}")

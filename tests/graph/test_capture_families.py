@@ -14,8 +14,7 @@ from castiron.graph import capture
 from castiron.graph.checkpoint import Checkpoint
 from castiron.graph.evaluate import GraphEvaluator
 
-#: Past the windows of 8 and the llama3 / yarn break-even lengths of the zoo would need hundreds of tokens; the
-#: frequencies differ at every position, so a few dozen show them.
+#: Five windows of 8 long. Scaled rotary frequencies differ at every position, so a few dozen show them.
 _TOKENS = np.random.default_rng(11).integers(3, 250, 40)
 _PREFIX = 33
 #: Two float32 computations of two layers, logits of up to five.
@@ -71,8 +70,8 @@ def test_graph_computes_the_logits_of_the_source_model(name: str, tmp_path: Path
 def test_longrope_table_is_chosen_by_the_longest_sequence_an_engine_allows(
     max_seq_len: int, first_position: int, table: str, tmp_path: Path
 ) -> None:
-    # The table changes past original_max_position_embeddings = 128: 128 itself is still short. The source model
-    # picks by its longest position, so it is run where both choices agree.
+    # The table changes past original_max_position_embeddings = 128; 128 itself is still short. The source
+    # model picks by its longest position, so it is run where both choices agree.
     source = zoo.make_checkpoint("phi3_longrope", tmp_path)
     captured = capture(Checkpoint.open(tmp_path), max_seq_len=max_seq_len)
     assert f"{table} table" in captured.report.notes[0]
