@@ -122,9 +122,10 @@ class StepList:
                 view.shape, base.dtype, base.storage, root, base.column + view.column
             )
             return
-        source = view.base if base.base is None else self._copy(view.base)
-        base = self._values[source]
-        self._values[view.name] = _Placed(view.shape, base.dtype, base.storage)
+        # Another shape of the same numbers: every value has bytes of its own, so that the reader and the
+        # device can check that each is written before it is read.
+        self._define(Operand(view.name, view.shape, base.dtype))
+        self.calls.append(Call("copy", [view.base], [view.name]))
 
     def _readable(self, kernel: str, name: str) -> str:
         value = self._values.get(name)

@@ -82,10 +82,10 @@ class Call:
 
 @dataclass(frozen=True)
 class View:
-    """``name`` shows data of ``base`` without a copy.
+    """``name`` holds data of ``base``.
 
-    ``column`` None: the same bytes in another shape. Otherwise columns [column, column + width) of a
-    two-dimensional base.
+    ``column`` None: the same numbers in another shape, a copy. Otherwise columns [column, column + width) of
+    a two-dimensional base, without a copy.
     """
 
     name: str
