@@ -108,7 +108,7 @@ class EngineWriter:
             free = shutil.disk_usage(self.path).free
             if free < total:
                 raise BuildError(
-                    f"the weights need {total / 1e9:.2f} GB and {self.path.parent} has {free / 1e9:.2f} GB "
+                    f"the weights need {total / 1e6:,.1f} MB and {self.path.parent} has {free / 1e6:,.1f} MB "
                     "free. Free some space or choose another --output-dir."
                 )
             size, digest = write_weights(self.path / WEIGHTS_FILE, ordered, progress)
@@ -263,7 +263,7 @@ def _explain(error: OSError, output_dir: Path) -> str:
         with suppress(OSError):
             free = shutil.disk_usage(output_dir.parent).free
         return (
-            f"the disk is full: {output_dir.parent} has {free / 1e9:.2f} GB left. Nothing was kept; free "
+            f"the disk is full: {output_dir.parent} has {free / 1e6:,.1f} MB left. Nothing was kept; free "
             "some space or choose another --output-dir."
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -62,11 +62,17 @@ def summarize(engine: Engine, *, steps: bool) -> dict[str, Any]:
         "memory_plan": [row.model_dump() for row in manifest.memory_plan],
         "weights": _weights_by_dtype(engine),
         "programs": {target: _summarize_program(engine.program(target), steps) for target in engine.targets},
-        "passes": report.get("passes", []),
-        "decisions": report.get("decisions", []),
+        "passes": _rows(report, "passes"),
+        "decisions": _rows(report, "decisions"),
         "golden": manifest.golden.model_dump() if manifest.golden else None,
         "files": {name: record.size for name, record in manifest.files.items()},
     }
+
+
+def _rows(report: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return a list of objects of the build report, which no schema checks."""
+    rows = report.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _weights_by_dtype(engine: Engine) -> list[dict[str, Any]]:

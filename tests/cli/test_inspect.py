@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
+from edit import read_entries, write_entries
 
 from castiron.cli import main
 
@@ -66,3 +68,12 @@ def test_markup_in_a_name_is_shown_as_it_is(tiny_engine: Path, tmp_path: Path) -
     result = CliRunner().invoke(main, ["inspect", str(engine)])
     assert result.exit_code == 0, result.output
     assert "[red]evil[/] [/nothing]" in result.output
+
+
+@pytest.mark.parametrize("report", [{"passes": 3, "decisions": {"a": 1}}, {"passes": ["x", None, {}]}, {}])
+def test_a_build_report_of_any_form_is_shown_as_far_as_it_goes(
+    tiny_engine: Path, tmp_path: Path, report: object
+) -> None:
+    engine = shutil.copytree(tiny_engine, tmp_path / "engine")
+    write_entries(engine, {**read_entries(engine), "build_report.json": json.dumps(report).encode()})
+    assert CliRunner().invoke(main, ["inspect", str(engine)]).exit_code == 0
