@@ -97,7 +97,8 @@ def test_streaming_prints_the_same_as_not_streaming(run):
 
 def test_sampling_options_reach_the_engine(run):
     result = run(
-        "run", "E", "-p", "x", "--max-tokens", 1, "--temperature", 0.5, "--top-k", 9, "--top-p", 0.8, "--min-p", 0.1,
+        "run", "E", "-p", "x", "--max-tokens", 1, "--temperature", 0.5, "--top-k", 9, "--top-p", 0.8,
+        "--min-p", 0.1,
         "--seed", 3, "--repetition-penalty", 1.2,
     )  # fmt: skip
     params = result.core.submitted[0][1]

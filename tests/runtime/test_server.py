@@ -290,7 +290,8 @@ def test_over_context_says_the_sentence_that_clients_look_for(server):
 
 @pytest.mark.parametrize(
     "raw",
-    [b"{", b"", b"null", b"[1]", b'{"prompt": "\xff"}', b'{"prompt": NaN}', b'{"prompt": "x", "temperature": NaN}',
+    [b"{", b"", b"null", b"[1]", b'{"prompt": "\xff"}', b'{"prompt": NaN}',
+     b'{"prompt": "x", "temperature": NaN}',
      b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}"],
 )  # fmt: skip
 def test_bodies_that_are_no_json_are_400(server, raw):
