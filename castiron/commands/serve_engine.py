@@ -69,8 +69,8 @@ def command(
     began = time.perf_counter()
     session = open_session(engine, options=RuntimeOptions(max_queue_size=max_queue_size, **runtime))
     try:
-        loaded = time.perf_counter()
         tokenizer = session.tokenizer
+        seconds = time.perf_counter() - began
         names = served_model_name or (session.info.name,)
         config = ServerConfig(
             model_names=names,
@@ -79,7 +79,7 @@ def command(
             max_body_bytes=max_body_bytes,
         )
         service = Service(AsyncEngine(session), config)
-        _describe(session, loaded - began, time.perf_counter() - loaded)
+        _describe(session, seconds)
         if tokenizer is None:
             click.echo("no tokenizer: /v1/completions takes token ids only")
         elif "default" not in tokenizer.chat_templates:
@@ -101,7 +101,7 @@ def _shown(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _describe(session: Session, load_seconds: float, tokenizer_seconds: float) -> None:
+def _describe(session: Session, seconds: float) -> None:
     """What people look for when a server starts: limits, room in the KV cache, where the time went."""
     from castiron import __version__
 
@@ -118,4 +118,4 @@ def _describe(session: Session, load_seconds: float, tokenizer_seconds: float) -
             f"KV cache: {tokens} tokens{size}; maximum concurrency for {info.max_seq_len} tokens: "
             f"{min(tokens / info.max_seq_len, info.max_batch_size):.1f}x"
         )
-    click.echo(f"loaded in {load_seconds:.2f} s, tokenizer in {tokenizer_seconds:.2f} s")
+    click.echo(f"loaded in {seconds:.2f} s")

@@ -103,6 +103,7 @@ class Generation:
         for choice in self.choices:
             if not choice.finished:
                 self._service.engine.session.cancel(choice.request)
+                self._finish(choice, "cancelled")
 
     def usage(self, n: int) -> dict[str, object]:
         """OpenAI's usage object; a prompt counts once, however many outputs it has."""
@@ -124,13 +125,17 @@ class Generation:
         choice.tokens += len(update.token_ids)
         choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
         if update.finish_reason is not None:
-            choice.finished = True
             self._left -= 1
-            metrics.finished(
-                update.finish_reason,
-                len(choice.prompt_ids),
-                choice.cached_tokens,
-                choice.tokens,
-                now - self._began,
-                now - (choice.first_token or now),
-            )
+            self._finish(choice, update.finish_reason)
+
+    def _finish(self, choice: Choice, reason: str) -> None:
+        now = time.perf_counter()
+        choice.finished = True
+        self._service.metrics.finished(
+            reason,
+            len(choice.prompt_ids),
+            choice.cached_tokens,
+            choice.tokens,
+            now - self._began,
+            now - (choice.first_token or now),
+        )

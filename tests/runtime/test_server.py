@@ -382,6 +382,8 @@ def test_a_client_that_goes_frees_its_requests(folder, stream):
             wait_until(lambda: service.engine.session.unfinished == 2)
         wait_until(lambda: service.engine.session.unfinished == 0)
         assert len(core.cancelled) >= 2
+        text = httpx.get(url + "/metrics").text
+        assert 'request_success_total{finished_reason="cancelled",model_name="fake"} 2.0' in text
 
 
 def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder):
