@@ -22,7 +22,8 @@ std::vector<float> peaked_logits(size_t vocab, float spread, uint32_t seed) {
     return logits;
 }
 
-// Median time of one call in microseconds, over `rows` different rows that do not fit into the cache together.
+// Median time of one call in microseconds, over `rows` different rows that do not fit into the cache
+// together.
 double median_us(const std::vector<std::vector<float>>& rows, const SamplingParams& params) {
     const size_t vocab = rows[0].size();
     castiron::Sampler sampler(static_cast<int>(vocab), static_cast<int>(vocab));
@@ -57,7 +58,8 @@ int main(int argc, char** argv) {
                         median_us(rows, params));
         };
         report("greedy", [](SamplingParams& p) { p.temperature = 0; });
-        report("greedy + penalties", [](SamplingParams& p) { p.temperature = 0, p.repetition_penalty = 1.1F; });
+        report("greedy + penalties",
+               [](SamplingParams& p) { p.temperature = 0, p.repetition_penalty = 1.1F; });
         report("greedy + 5 logprobs", [](SamplingParams& p) { p.temperature = 0, p.logprobs = 5; });
         report("temperature", [](SamplingParams&) {});
         report("top-k 50", [](SamplingParams& p) { p.top_k = 50; });

@@ -1,7 +1,8 @@
 // What a step costs besides the device: scheduler_bench [running requests] [steps]
 //
-// A device that answers at once, a vocabulary of 64, greedy requests. Prints microseconds per step, from the engine's
-// own trace: taking in, scheduling and packing, sampling; and all of a step by the wall clock, handing over included.
+// A device that answers at once, a vocabulary of 64, greedy requests. Prints microseconds per step, from the
+// engine's own trace: taking in, scheduling and packing, sampling; and all of a step by the wall clock,
+// handing over included.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -62,7 +63,8 @@ int main(int argc, char** argv) {
     device.go.notify_all();
     int left = running;
     while (left > 0) {
-        for (const castiron::Event& event : engine.poll(std::chrono::seconds(1))) left -= event.finished ? 1 : 0;
+        for (const castiron::Event& event : engine.poll(std::chrono::seconds(1)))
+            left -= event.finished ? 1 : 0;
     }
     std::vector<double> intake, schedule, sample, whole;
     const auto records = engine.stats(1024).recent_steps;
@@ -77,7 +79,8 @@ int main(int argc, char** argv) {
         std::printf("no step had all %d requests decoding; try more steps\n", running);
         return 1;
     }
-    std::printf("%d running, %zu steps, median us per step: intake %.1f, schedule %.1f, sample %.1f, whole %.1f\n",
-                running, whole.size(), median(intake), median(schedule), median(sample), median(whole));
+    std::printf(
+        "%d running, %zu steps, median us per step: intake %.1f, schedule %.1f, sample %.1f, whole %.1f\n",
+        running, whole.size(), median(intake), median(schedule), median(sample), median(whole));
     return 0;
 }

@@ -48,7 +48,8 @@ uint64_t draw_entropy() {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size, const EngineOptions& options)
+Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size,
+               const EngineOptions& options)
     : limits_(choose_limits(limits, options)),
       vocab_size_(vocab_size),
       max_queue_size_(static_cast<size_t>(choose_queue_size(options.max_queue_size))),
@@ -65,7 +66,9 @@ Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_s
     thread_ = std::thread([this] { loop(); });
 }
 
-Engine::~Engine() { shutdown(); }
+Engine::~Engine() {
+    shutdown();
+}
 
 RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params) {
     params.validate(vocab_size_);
@@ -79,7 +82,8 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params)
     }
     for (const int32_t token : prompt) {
         if (token < 0 || token >= vocab_size_) {
-            throw std::invalid_argument("token id " + std::to_string(token) + " is in the prompt; the vocabulary has " +
+            throw std::invalid_argument("token id " + std::to_string(token) +
+                                        " is in the prompt; the vocabulary has " +
                                         std::to_string(vocab_size_) + " ids, from 0");
         }
     }
@@ -98,7 +102,8 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params)
     if (!stats_.dead.empty()) throw EngineDeadError("the engine is dead: " + stats_.dead);
     if (stopping_) throw EngineDeadError("the engine was shut down");
     if (inbox_.size() + static_cast<size_t>(stats_.waiting) >= max_queue_size_) {
-        throw QueueFullError(std::to_string(max_queue_size_) + " requests are waiting already (max_queue_size)");
+        throw QueueFullError(std::to_string(max_queue_size_) +
+                             " requests are waiting already (max_queue_size)");
     }
     if (outbox_.capacity() <= live_.size()) outbox_.reserve(2 * live_.size() + 64);
     inbox_.push_back(request.get());

@@ -59,28 +59,33 @@ struct EngineStats {
     std::vector<StepRecord> recent_steps;
 };
 
-// One thread runs the loop: take in submissions and cancels, schedule, run the device, sample, hand over events. It
-// sleeps while there is nothing to do. All memory is reserved before: the engine's own in the constructor, a
-// request's in submit(), on the caller's thread. Events are not queued but read off the requests, so that a slow
-// caller costs no memory and gets the news of several steps as one event.
+// One thread runs the loop: take in submissions and cancels, schedule, run the device, sample, hand over
+// events. It sleeps while there is nothing to do. All memory is reserved before: the engine's own in the
+// constructor, a request's in submit(), on the caller's thread. Events are not queued but read off the
+// requests, so that a slow caller costs no memory and gets the news of several steps as one event.
 //
-// A device failure ends the running requests with an error and the loop goes on; after kMaxDeviceFailures in a row,
-// or any failure of the engine itself, it is dead: all requests end with the error and submit() refuses.
+// A device failure ends the running requests with an error and the loop goes on; after kMaxDeviceFailures in
+// a row, or any failure of the engine itself, it is dead: all requests end with the error and submit()
+// refuses.
 class Engine {
 public:
     static constexpr int kMaxDeviceFailures = 3;
 
-    // Reserves the device's KV pool and starts the thread. Throws std::invalid_argument on options out of range.
-    Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size, const EngineOptions& options);
+    // Reserves the device's KV pool and starts the thread. Throws std::invalid_argument on options out of
+    // range.
+    Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size,
+           const EngineOptions& options);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    // Thread-safe. Throws std::invalid_argument on a request that cannot be served, QueueFullError, EngineDeadError.
+    // Thread-safe. Throws std::invalid_argument on a request that cannot be served, QueueFullError,
+    // EngineDeadError.
     RequestId submit(std::span<const int32_t> prompt, SamplingParams params);
     // Thread-safe. The request ends with kCancelled within a step; unknown and finished ones are ignored.
     void cancel(RequestId id);
-    // News of all requests, waiting up to `timeout` for some. One thread at a time; empty at once after shutdown.
+    // News of all requests, waiting up to `timeout` for some. One thread at a time; empty at once after
+    // shutdown.
     [[nodiscard]] std::vector<Event> poll(std::chrono::duration<double> timeout);
     [[nodiscard]] EngineStats stats(size_t recent_steps) const;
     // Cancels what runs and joins the thread, within a step. Events that are left can still be polled.
@@ -92,8 +97,8 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
 
-    // What is new about a request: output tokens [from, to) and the flags. poll() takes the whole list away by a
-    // swap, so that the engine thread never waits while the caller reads the requests.
+    // What is new about a request: output tokens [from, to) and the flags. poll() takes the whole list away
+    // by a swap, so that the engine thread never waits while the caller reads the requests.
     struct News {
         const Request* request;
         int from;

@@ -26,7 +26,7 @@ struct Event {
     int32_t stop_token_id = -1;  // the stop token that ended the request, or -1
     std::string error;           // with kError
     int prompt_tokens = 0;
-    int cached_tokens = 0;                     // of them taken from the cache instead of computed
+    int cached_tokens = 0;  // of them taken from the cache instead of computed
     int vocab_size = 0;
     std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size], once, if asked for
 };

@@ -7,11 +7,16 @@ namespace castiron {
 
 const char* to_string(FinishReason reason) {
     switch (reason) {
-        case FinishReason::kNone: return "";
-        case FinishReason::kStop: return "stop";
-        case FinishReason::kLength: return "length";
-        case FinishReason::kCancelled: return "cancelled";
-        case FinishReason::kError: return "error";
+        case FinishReason::kNone:
+            return "";
+        case FinishReason::kStop:
+            return "stop";
+        case FinishReason::kLength:
+            return "length";
+        case FinishReason::kCancelled:
+            return "cancelled";
+        case FinishReason::kError:
+            return "error";
     }
     return "";
 }
@@ -34,7 +39,8 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
         top_logprobs.resize((room + 1) * static_cast<size_t>(params.logprobs));
     }
     if (params.context_logits) {
-        context_logits = std::make_shared_for_overwrite<float[]>(prompt_ids.size() * static_cast<size_t>(vocab_size));
+        context_logits =
+            std::make_shared_for_overwrite<float[]>(prompt_ids.size() * static_cast<size_t>(vocab_size));
     }
 }
 

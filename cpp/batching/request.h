@@ -24,13 +24,14 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
 // Everything a request will ever need is allocated in its constructor, on the caller's thread: tokens, log-
 // probabilities, block table, context logits.
 //
-// `tokens` is the prompt followed by what was generated, `num_computed` says how many of them the KV cache holds.
-// A step feeds some of the rest; when all are fed, the last row's logits give the next token. That one rule covers
-// a prompt in chunks, a decode step, and (later) recomputing after a preemption or skipping a cached prefix.
+// `tokens` is the prompt followed by what was generated, `num_computed` says how many of them the KV cache
+// holds. A step feeds some of the rest; when all are fed, the last row's logits give the next token. That one
+// rule covers a prompt in chunks, a decode step, and (later) recomputing after a preemption or skipping a
+// cached prefix.
 struct Request {
     // max_new_tokens: params.max_tokens, or less where the context ends.
-    Request(RequestId id, std::span<const int32_t> prompt, SamplingParams params, uint64_t seed, int max_new_tokens,
-            int vocab_size);
+    Request(RequestId id, std::span<const int32_t> prompt, SamplingParams params, uint64_t seed,
+            int max_new_tokens, int vocab_size);
 
     [[nodiscard]] std::span<const int32_t> prompt() const {
         return {tokens.data(), static_cast<size_t>(prompt_tokens)};
@@ -42,8 +43,8 @@ struct Request {
     [[nodiscard]] int num_output() const { return num_tokens() - prompt_tokens; }
     [[nodiscard]] int num_pending() const { return num_tokens() - num_computed; }
 
-    // Adds a sampled token with its log-probabilities, or ends the request: kStop when the token is a stop token
-    // (which is reported apart, not added), kLength when it was the last that fits.
+    // Adds a sampled token with its log-probabilities, or ends the request: kStop when the token is a stop
+    // token (which is reported apart, not added), kLength when it was the last that fits.
     void append(const SampledToken& sampled);
     void finish(FinishReason reason, std::string message = {});
 

@@ -21,10 +21,10 @@ void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens) const 
     const int cached = prompt_tokens + std::max(max_new_tokens - 1, 0);
     const int needed = blocks_for_tokens(cached);
     if (needed > total_blocks_) {
-        throw std::invalid_argument("the request needs " + std::to_string(needed) + " KV blocks (" +
-                                    std::to_string(prompt_tokens) + " prompt tokens + " +
-                                    std::to_string(max_new_tokens) + " to generate), the cache has " +
-                                    std::to_string(total_blocks_) + "; shorten the request or raise kv_cache_blocks");
+        throw std::invalid_argument(
+            "the request needs " + std::to_string(needed) + " KV blocks (" + std::to_string(prompt_tokens) +
+            " prompt tokens + " + std::to_string(max_new_tokens) + " to generate), the cache has " +
+            std::to_string(total_blocks_) + "; shorten the request or raise kv_cache_blocks");
     }
 }
 

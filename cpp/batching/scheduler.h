@@ -37,10 +37,13 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks };
 
 // First come, first served, guaranteed no evict:
 //
-// - A request is admitted, in the order of arrival, when the KV blocks of its whole life (prompt + max_new_tokens)
+// - A request is admitted, in the order of arrival, when the KV blocks of its whole life (prompt +
+// max_new_tokens)
 //   can be promised to it. Nobody overtakes the first in the queue, so nobody starves.
-// - At most min(max_batch_size, max_num_tokens, max_logit_rows) requests run, so every step has room for one token
-//   of each: a decode is never left out, and while any prompt is unfinished at least one of its tokens goes in.
+// - At most min(max_batch_size, max_num_tokens, max_logit_rows) requests run, so every step has room for one
+// token
+//   of each: a decode is never left out, and while any prompt is unfinished at least one of its tokens goes
+//   in.
 //
 // So every step moves every decoding request and the oldest prefill; there is no deadlock and no idle step.
 // Not thread-safe: the engine thread owns it. Allocates in the constructor only.

@@ -37,7 +37,8 @@ void StepRunner::forward() {
     logits_ = device_.forward({token_ids_, positions_, logit_rows_, sequences_});
     if (logits_.size() != logit_rows_.size() * vocab_size_) {
         throw std::logic_error("the device returned " + std::to_string(logits_.size()) + " logits for " +
-                               std::to_string(logit_rows_.size()) + " rows of " + std::to_string(vocab_size_));
+                               std::to_string(logit_rows_.size()) + " rows of " +
+                               std::to_string(vocab_size_));
     }
 }
 
@@ -70,16 +71,20 @@ void StepRunner::sample_next(Request& request, std::span<const float> logits) {
     std::span<TokenLogprob> top;
     if (request.params.logprobs > 0) {
         const auto wanted = static_cast<size_t>(request.params.logprobs);
-        top = std::span(request.top_logprobs).subspan(static_cast<size_t>(request.num_output()) * wanted, wanted);
+        top = std::span(request.top_logprobs)
+                  .subspan(static_cast<size_t>(request.num_output()) * wanted, wanted);
     }
     const SampledToken sampled =
         sampler_.sample(logits, {request.params, request.seed, request.prompt(), request.output()}, top);
     switch (sampled.status) {
-        case SampleStatus::kOk: request.append(sampled); break;
+        case SampleStatus::kOk:
+            request.append(sampled);
+            break;
         case SampleStatus::kNotFinite:
-            request.finish(FinishReason::kError, "the model's logits are not finite (NaN or infinity) at position " +
-                                                     std::to_string(request.num_tokens() - 1) +
-                                                     "; the weights or the input are out of range");
+            request.finish(FinishReason::kError,
+                           "the model's logits are not finite (NaN or infinity) at position " +
+                               std::to_string(request.num_tokens() - 1) +
+                               "; the weights or the input are out of range");
             break;
         case SampleStatus::kNothingAllowed:
             request.finish(FinishReason::kError, "no token is allowed at position " +

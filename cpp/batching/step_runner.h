@@ -20,8 +20,8 @@ public:
     void pack(const StepPlan& plan);
     // Runs the packed batch. What the device throws passes through.
     void forward();
-    // Counts the plan's tokens as computed, samples a token for every chunk that completes, and ends the requests
-    // that reach their end. Logits that cannot be sampled from end their own request only.
+    // Counts the plan's tokens as computed, samples a token for every chunk that completes, and ends the
+    // requests that reach their end. Logits that cannot be sampled from end their own request only.
     void sample(const StepPlan& plan);
 
 private:

@@ -9,19 +9,19 @@
 namespace castiron {
 
 struct StepRecord {
-    int64_t step = 0;      // 1 is the first
-    double start = 0;      // seconds since the engine was made
+    int64_t step = 0;  // 1 is the first
+    double start = 0;  // seconds since the engine was made
     int prefill_tokens = 0;
     int decode_tokens = 0;
     int logit_rows = 0;
-    int running = 0;       // requests, after the step
+    int running = 0;  // requests, after the step
     int waiting = 0;
-    int finished = 0;      // requests that ended in the step
+    int finished = 0;  // requests that ended in the step
     int kv_blocks_used = 0;
-    double intake = 0;     // seconds: taking in submissions and cancels
-    double schedule = 0;   //          choosing what runs and packing it
-    double forward = 0;    //          on the device
-    double sample = 0;     //          choosing tokens
+    double intake = 0;    // seconds: taking in submissions and cancels
+    double schedule = 0;  //          choosing what runs and packing it
+    double forward = 0;   //          on the device
+    double sample = 0;    //          choosing tokens
 };
 
 class StepTrace {

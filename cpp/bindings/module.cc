@@ -1,5 +1,5 @@
-// The Python module _core: submit, cancel, poll, stats, shutdown. No call crashes the interpreter, whatever it is
-// given; the GIL is released wherever a call may wait.
+// The Python module _core: submit, cancel, poll, stats, shutdown. No call crashes the interpreter, whatever
+// it is given; the GIL is released wherever a call may wait.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -39,7 +39,8 @@ Options options_from(nb::handle dict) {
     Options options;
     const auto integer = [&](const char* key, int min, int& to) {
         if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
-            to = static_cast<int>(as_integer(value, fields.path(key), min, std::numeric_limits<int32_t>::max()));
+            to = static_cast<int>(
+                as_integer(value, fields.path(key), min, std::numeric_limits<int32_t>::max()));
         }
     };
     integer("num_threads", 0, options.host.num_threads);
@@ -88,8 +89,8 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
             weight.data = nullptr;  // the device has its copy, and the mapping ends here
         }
         const uint64_t block_bytes = device->kv_block_bytes();
-        made->engine = std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size,
-                                                options.engine);
+        made->engine =
+            std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size, options.engine);
         made->fixed.kv_bytes = block_bytes * static_cast<uint64_t>(made->engine->pool_size().blocks);
     }
     new (self) PyEngine(std::move(*made));
@@ -110,8 +111,10 @@ std::vector<Event> poll(PyEngine& self, double timeout) {
 
 nb::object context_logits(const Event& event) {
     if (event.context_logits == nullptr) return nb::none();
-    auto* keep = new std::shared_ptr<float[]>(event.context_logits);  // owned by the capsule
-    const nb::capsule owner(keep, [](void* data) noexcept { delete static_cast<std::shared_ptr<float[]>*>(data); });
+    using Owner = std::shared_ptr<float[]>;
+    auto keep = std::make_unique<Owner>(event.context_logits);
+    const nb::capsule owner(keep.get(), [](void* data) noexcept { delete static_cast<Owner*>(data); });
+    static_cast<void>(keep.release());  // the capsule's from here on
     const size_t shape[] = {static_cast<size_t>(event.prompt_tokens), static_cast<size_t>(event.vocab_size)};
     return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(event.context_logits.get(), 2, shape, owner));
 }
@@ -180,21 +183,24 @@ NB_MODULE(_core, m) {
     nb::class_<PyEngine>(m, "Engine")
         .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a)
         .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a)
-        .def("cancel", [](PyEngine& self, RequestId id) { self.engine->cancel(id); }, "request_id"_a,
-             nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "cancel", [](PyEngine& self, RequestId id) { self.engine->cancel(id); }, "request_id"_a,
+            nb::call_guard<nb::gil_scoped_release>())
         .def("poll", &poll, "timeout"_a)
-        .def("stats",
-             [](PyEngine& self, size_t recent_steps) {
-                 EngineStats stats;
-                 {
-                     const nb::gil_scoped_release unlocked;
-                     stats = self.engine->stats(recent_steps);
-                 }
-                 return stats_to_dict(stats, self.engine->limits(), self.engine->pool_size(), self.fixed);
-             },
-             "recent_steps"_a = 0)
-        .def("shutdown", [](PyEngine& self) { self.engine->shutdown(); },
-             nb::call_guard<nb::gil_scoped_release>());
+        .def(
+            "stats",
+            [](PyEngine& self, size_t recent_steps) {
+                EngineStats stats;
+                {
+                    const nb::gil_scoped_release unlocked;
+                    stats = self.engine->stats(recent_steps);
+                }
+                return stats_to_dict(stats, self.engine->limits(), self.engine->pool_size(), self.fixed);
+            },
+            "recent_steps"_a = 0)
+        .def(
+            "shutdown", [](PyEngine& self) { self.engine->shutdown(); },
+            nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace castiron::bindings

@@ -17,7 +17,9 @@ constexpr size_t kMaxRank = 6;
 
 using Index = std::unordered_map<std::string, int>;
 
-std::string at(const std::string& path, size_t i) { return path + "[" + std::to_string(i) + "]"; }
+std::string at(const std::string& path, size_t i) {
+    return path + "[" + std::to_string(i) + "]";
+}
 
 // Calls visit(item, path of the item) for each entry of a list.
 template <typename Visit>
@@ -147,8 +149,9 @@ void read_bases(nb::handle list, const std::string& path, Program& program, cons
                           !value.shape[1].symbolic() && !base.shape[1].symbolic() &&
                           static_cast<int64_t>(value.column) + value.shape[1].value <= base.shape[1].value;
         if (!fits) {
-            throw std::invalid_argument(at(path, i) + " (\"" + value.name + "\") is not a view on columns of \"" +
-                                        base.name + "\": both must be two-dimensional with the same rows and " +
+            throw std::invalid_argument(at(path, i) + " (\"" + value.name +
+                                        "\") is not a view on columns of \"" + base.name +
+                                        "\": both must be two-dimensional with the same rows and " +
                                         "dtype, the columns inside, and the base no view itself");
         }
     }
@@ -161,14 +164,16 @@ void read_weights(nb::handle list, const std::string& path, Program& program, In
         weight.name = as_string(fields.required("name"), fields.path("name"));
         weight.dtype = dtype_from(fields.required("dtype"), fields.path("dtype"), true);
         weight.layout = layout_from(fields.required("layout"), fields.path("layout"));
-        weight.shape = shape_from<int64_t>(
-            fields.required("shape"), fields.path("shape"),
-            [](nb::handle size, const std::string& size_path) { return as_integer(size, size_path, 1, kMaxDim); });
+        weight.shape = shape_from<int64_t>(fields.required("shape"), fields.path("shape"),
+                                           [](nb::handle size, const std::string& size_path) {
+                                               return as_integer(size, size_path, 1, kMaxDim);
+                                           });
         fields.finish({"name", "dtype", "layout", "shape"});
         const bool bf16_panel = weight.layout == Layout::kPanel16x2;
         if (weight.layout != Layout::kPlain &&
             (weight.shape.size() != 2 || bf16_panel != (weight.dtype == DType::kBF16))) {
-            throw std::invalid_argument(item_path + " (\"" + weight.name + "\"): layout panel16 is for f32, " +
+            throw std::invalid_argument(item_path + " (\"" + weight.name +
+                                        "\"): layout panel16 is for f32, " +
                                         "panel16x2 for bf16 matrices [N, K]");
         }
         add_name(index, weight.name, program.weights.size(), fields.path("name"));
@@ -182,7 +187,8 @@ void read_steps(nb::handle list, const std::string& path, Program& program, cons
         Fields fields(item, item_path);
         Step step;
         step.kernel = as_string(fields.required("kernel"), fields.path("kernel"));
-        const auto read_names = [&](const char* key, const Index& index, const char* kind, std::vector<int>& to) {
+        const auto read_names = [&](const char* key, const Index& index, const char* kind,
+                                    std::vector<int>& to) {
             const nb::object names = fields.optional(key);
             if (!names.is_valid()) return;
             for_each(names, fields.path(key), [&](nb::handle name, const std::string& name_path) {

@@ -26,7 +26,9 @@ void bad_value(const std::string& path, nb::handle found, std::string_view expec
     throw std::invalid_argument(path + " is " + shown(found) + "; expected " + std::string(expected));
 }
 
-bool is_integer(nb::handle value) { return PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr()); }
+bool is_integer(nb::handle value) {
+    return PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr());
+}
 
 int64_t as_integer(nb::handle value, const std::string& path, int64_t min, int64_t max) {
     int overflow = 0;
@@ -81,7 +83,8 @@ void Fields::finish(std::initializer_list<std::string_view> known) const {
         if (std::find(known.begin(), known.end(), name) != known.end()) continue;
         std::string names;
         for (const std::string_view one : known) names += (names.empty() ? "" : ", ") + std::string(one);
-        throw std::invalid_argument(path_ + " has an unknown field \"" + name.substr(0, 80) + "\"; known: " + names);
+        throw std::invalid_argument(path_ + " has an unknown field \"" + name.substr(0, 80) +
+                                    "\"; known: " + names);
     }
 }
 

@@ -9,9 +9,12 @@ namespace nb = nanobind;
 
 const char* name_of(Blocked blocked) {
     switch (blocked) {
-        case Blocked::kNothing: return "";
-        case Blocked::kBatchSize: return "batch_size";
-        case Blocked::kKvBlocks: return "kv_blocks";
+        case Blocked::kNothing:
+            return "";
+        case Blocked::kBatchSize:
+            return "batch_size";
+        case Blocked::kKvBlocks:
+            return "kv_blocks";
     }
     return "";
 }

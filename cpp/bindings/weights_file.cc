@@ -21,7 +21,7 @@ WeightsFile::WeightsFile(std::string path) : path_(std::move(path)) {
     };
     const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) fail("open");
-    struct stat status {};
+    struct stat status{};
     if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
         if (errno == 0) errno = EINVAL;
         ::close(file);

@@ -8,11 +8,11 @@
 namespace castiron {
 
 // A fixed pool of KV blocks (kBlockTokens tokens each, over all layers). It only counts: the bytes are the
-// device's. Blocks have reference counts, so that several sequences can share one. Not thread-safe: the engine
-// thread owns it.
+// device's. Blocks have reference counts, so that several sequences can share one. Not thread-safe: the
+// engine thread owns it.
 //
-// A *promise* sets blocks aside without choosing them. A request is admitted only when the blocks of its whole
-// life can be promised, so that a running request never has to be thrown out for want of a block.
+// A *promise* sets blocks aside without choosing them. A request is admitted only when the blocks of its
+// whole life can be promised, so that a running request never has to be thrown out for want of a block.
 class BlockPool {
 public:
     // Throws std::invalid_argument unless num_blocks >= 1.
@@ -35,7 +35,8 @@ public:
     // One holder less; the last one frees it.
     void release(int32_t block);
 
-    // Throws std::logic_error that says what is wrong: a block both free and in use, one lost, a broken promise.
+    // Throws std::logic_error that says what is wrong: a block both free and in use, one lost, a broken
+    // promise.
     void check_integrity() const;
 
 private:

@@ -12,11 +12,12 @@ namespace castiron {
 // Blocks that `tokens` cached tokens take.
 [[nodiscard]] int blocks_for_tokens(int64_t tokens);
 
-// blocks()[p / kBlockTokens] holds position p. The table holds one reference on each of its blocks, plus a promise
-// on the pool for those it will still need.
+// blocks()[p / kBlockTokens] holds position p. The table holds one reference on each of its blocks, plus a
+// promise on the pool for those it will still need.
 class BlockTable {
 public:
-    // Capacity for a whole life of max_tokens cached tokens: the only allocation, made where the request is made.
+    // Capacity for a whole life of max_tokens cached tokens: the only allocation, made where the request is
+    // made.
     explicit BlockTable(int64_t max_tokens);
     BlockTable(const BlockTable&) = delete;
     BlockTable& operator=(const BlockTable&) = delete;

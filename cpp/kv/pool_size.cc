@@ -5,6 +5,7 @@
 #include <fstream>
 #include <limits>
 #include <optional>
+#include <stdexcept>
 
 #include "kv/block_table.h"
 
@@ -47,7 +48,16 @@ uint64_t available_memory() {
 }
 
 PoolSize choose_pool_size(int requested, const Limits& limits, uint64_t block_bytes, uint64_t available) {
-    if (requested > 0) return {requested, "option"};
+    if (requested > 0) {
+        const uint64_t needed = static_cast<uint64_t>(requested) * block_bytes;
+        if (needed > available) {
+            throw std::invalid_argument(
+                "kv_cache_blocks is " + std::to_string(requested) + ", which takes " +
+                std::to_string(needed >> 20) + " MiB; " + std::to_string(available >> 20) +
+                " MiB are available: choose at most " + std::to_string(available / block_bytes));
+        }
+        return {requested, "option"};
+    }
     const int64_t wanted =
         std::min<int64_t>(int64_t{limits.max_batch_size} * blocks_for_tokens(limits.max_seq_len),
                           std::numeric_limits<int32_t>::max() / 2);

@@ -16,8 +16,10 @@ struct PoolSize {
 // Memory in bytes that this process may still take: MemAvailable, or what is left under the cgroup's limit.
 [[nodiscard]] uint64_t available_memory();
 
-// `requested` blocks if > 0; else enough for max_batch_size sequences of max_seq_len tokens, but no more than a
-// quarter of `available` bytes, and at least one block.
-[[nodiscard]] PoolSize choose_pool_size(int requested, const Limits& limits, uint64_t block_bytes, uint64_t available);
+// `requested` blocks if > 0 (throws std::invalid_argument when `available` bytes cannot hold them); else
+// enough for max_batch_size sequences of max_seq_len tokens, but no more than a quarter of `available` bytes,
+// and at least one block.
+[[nodiscard]] PoolSize choose_pool_size(int requested, const Limits& limits, uint64_t block_bytes,
+                                        uint64_t available);
 
 }  // namespace castiron

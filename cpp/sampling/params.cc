@@ -27,8 +27,10 @@ void SamplingParams::validate(int vocab_size) const {
     require(min_p >= 0 && min_p <= 1, "min_p", min_p, "0 (off) to 1");
     require(std::isfinite(repetition_penalty) && repetition_penalty > 0, "repetition_penalty",
             repetition_penalty, "more than 0 (1: off)");
-    require(std::isfinite(presence_penalty), "presence_penalty", presence_penalty, "a finite number (0: off)");
-    require(std::isfinite(frequency_penalty), "frequency_penalty", frequency_penalty, "a finite number (0: off)");
+    require(std::isfinite(presence_penalty), "presence_penalty", presence_penalty,
+            "a finite number (0: off)");
+    require(std::isfinite(frequency_penalty), "frequency_penalty", frequency_penalty,
+            "a finite number (0: off)");
     require(logprobs >= -1 && logprobs <= kMaxLogprobs, "logprobs", logprobs, "-1 (none) to 128");
     for (const int32_t id : stop_token_ids) {
         require(id >= 0 && id < vocab_size, "an entry of stop_token_ids", id, "an id of the vocabulary");

@@ -24,8 +24,8 @@ struct SamplingParams {
     float frequency_penalty = 0.0F;   // 0: off; over the output, per occurrence
     std::optional<uint64_t> seed;     // none: a random one
     std::vector<int32_t> stop_token_ids;
-    int logprobs = -1;                // -1: none; else how many of the likeliest besides the chosen token's
-    bool context_logits = false;      // logits of every prompt token are wanted
+    int logprobs = -1;            // -1: none; else how many of the likeliest besides the chosen token's
+    bool context_logits = false;  // logits of every prompt token are wanted
 
     [[nodiscard]] bool greedy() const { return temperature < kGreedyTemperature; }
     [[nodiscard]] bool has_penalties() const {

@@ -13,16 +13,17 @@ namespace castiron {
     for (int round = 0; round < kRounds; ++round) {
         const uint64_t product0 = uint64_t{0xD2511F53U} * counter[0];
         const uint64_t product1 = uint64_t{0xCD9E8D57U} * counter[2];
-        counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(product1),
-                   static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(product0)};
+        counter = {
+            static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(product1),
+            static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(product0)};
         key[0] += 0x9E3779B9U;
         key[1] += 0xBB67AE85U;
     }
     return counter;
 }
 
-// Uniform in [0, 1) with 53 bits, for the token at `position` of the request with `seed`: the same wherever and
-// next to whomever that request runs.
+// Uniform in [0, 1) with 53 bits, for the token at `position` of the request with `seed`: the same wherever
+// and next to whomever that request runs.
 [[nodiscard]] constexpr double uniform_at(uint64_t seed, uint64_t position) {
     const auto bits =
         philox4x32({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},

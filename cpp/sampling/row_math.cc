@@ -3,8 +3,9 @@
 #include <cstring>
 #include <limits>
 
-// GCC's and Clang's vector types rather than intrinsics: the same source serves both instruction sets. Everything
-// below the dispatch at the end is inlined into it, so no code for AVX2 can leak into another function.
+// GCC's and Clang's vector types rather than intrinsics: the same source serves both instruction sets.
+// Everything below the dispatch at the end is inlined into it, so no code for AVX2 can leak into another
+// function.
 #define CASTIRON_INLINE inline __attribute__((always_inline))
 
 namespace castiron::row_math {
@@ -25,11 +26,17 @@ CASTIRON_INLINE Floats load(const float* from) {
     return value;
 }
 
-CASTIRON_INLINE void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+CASTIRON_INLINE void store(float* to, Floats value) {
+    std::memcpy(to, &value, sizeof value);
+}
 
-CASTIRON_INLINE Floats broadcast(float value) { return Floats{} + value; }
+CASTIRON_INLINE Floats broadcast(float value) {
+    return Floats{} + value;
+}
 
-CASTIRON_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+CASTIRON_INLINE Floats larger(Floats a, Floats b) {
+    return a > b ? a : b;
+}
 
 CASTIRON_INLINE float largest(Floats v) {
     float best = v[0];
@@ -37,9 +44,13 @@ CASTIRON_INLINE float largest(Floats v) {
     return best;
 }
 
-CASTIRON_INLINE float total(Floats v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
+CASTIRON_INLINE float total(Floats v) {
+    return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+}
 
-CASTIRON_INLINE double total(Doubles v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+CASTIRON_INLINE double total(Doubles v) {
+    return (v[0] + v[2]) + (v[1] + v[3]);
+}
 
 // The eight lanes as four sums in double: a block's mass is added up in float, the row's in double.
 CASTIRON_INLINE Doubles widen(Floats v) {
@@ -75,7 +86,8 @@ CASTIRON_INLINE Floats exp_nonpositive(Floats x) {
 // A row in whole blocks: the last one, if cut short, is filled up with -infinity.
 class Blocks {
 public:
-    CASTIRON_INLINE explicit Blocks(std::span<const float> row) : data_(row.data()), whole_(row.size() / kBlock) {
+    CASTIRON_INLINE explicit Blocks(std::span<const float> row)
+        : data_(row.data()), whole_(row.size() / kBlock) {
         count_ = num_blocks(row.size());
         for (size_t i = 0; i < kBlock; ++i) {
             const size_t at = whole_ * kBlock + i;
@@ -114,7 +126,8 @@ CASTIRON_INLINE Scan scan_body(std::span<const float> row, std::span<float> bloc
     return {largest(best), has_nan};
 }
 
-CASTIRON_INLINE double weigh_body(std::span<const float> row, float max, float scale, const Weights& weights) {
+CASTIRON_INLINE double weigh_body(std::span<const float> row, float max, float scale,
+                                  const Weights& weights) {
     const Blocks blocks(row);
     Doubles sum{};
     for (size_t block = 0; block < blocks.count(); ++block) {
@@ -200,11 +213,15 @@ CASTIRON_AVX2 Scan scan_avx2(std::span<const float> row, std::span<float> block_
 CASTIRON_AVX2 double weigh_avx2(std::span<const float> row, float max, float scale, const Weights& weights) {
     return weigh_body(row, max, scale, weights);
 }
-CASTIRON_AVX2 double sum_exp_avx2(std::span<const float> row, float max) { return sum_exp_body(row, max); }
+CASTIRON_AVX2 double sum_exp_avx2(std::span<const float> row, float max) {
+    return sum_exp_body(row, max);
+}
 CASTIRON_AVX2 Mass mass_from_avx2(const Weights& weights, float threshold) {
     return mass_from_body(weights, threshold);
 }
-CASTIRON_AVX2 double kept_mass_avx2(const Weights& weights, Cut cut) { return kept_mass_body(weights, cut); }
+CASTIRON_AVX2 double kept_mass_avx2(const Weights& weights, Cut cut) {
+    return kept_mass_body(weights, cut);
+}
 
 }  // namespace
 

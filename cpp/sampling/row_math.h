@@ -1,4 +1,5 @@
-// The passes over a whole row of logits. Everything that costs time in sampling is here, compiled twice: for AVX2, and for any x86-64.
+// The passes over a whole row of logits. Everything that costs time in sampling is here, compiled twice: for
+// AVX2, and for any x86-64.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,9 @@ namespace castiron::row_math {
 // Rows are worked on in blocks: a summary per block lets later passes skip most of the row.
 inline constexpr size_t kBlock = 64;
 
-[[nodiscard]] constexpr size_t num_blocks(size_t elements) { return (elements + kBlock - 1) / kBlock; }
+[[nodiscard]] constexpr size_t num_blocks(size_t elements) {
+    return (elements + kBlock - 1) / kBlock;
+}
 
 struct Scan {
     float max;

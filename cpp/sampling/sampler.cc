@@ -59,7 +59,8 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingContex
     } else {
         const double uniform = uniform_at(context.seed, context.prompt.size() + context.output.size());
         const bool few = params.top_k > 0 && static_cast<size_t>(params.top_k) < vocab_limit_;
-        result.token = few ? draw_from_top_k(row, params, uniform) : draw_from_row(row, scan.max, params, uniform);
+        result.token =
+            few ? draw_from_top_k(row, params, uniform) : draw_from_row(row, scan.max, params, uniform);
     }
     if (params.logprobs >= 0) {
         const size_t wanted = std::min(top.size(), static_cast<size_t>(params.logprobs));
@@ -114,8 +115,8 @@ void Sampler::select_top(std::span<const float> row, size_t count) {
     if (count <= blocks) {
         std::copy_n(block_max_.begin(), blocks, block_scratch_.begin());
         const auto nth = block_scratch_.begin() + static_cast<std::ptrdiff_t>(count - 1);
-        std::nth_element(block_scratch_.begin(), nth, block_scratch_.begin() + static_cast<std::ptrdiff_t>(blocks),
-                         std::greater<>());
+        std::nth_element(block_scratch_.begin(), nth,
+                         block_scratch_.begin() + static_cast<std::ptrdiff_t>(blocks), std::greater<>());
         threshold = *nth;
     }
     for (size_t block = 0; block < blocks; ++block) {
@@ -192,21 +193,22 @@ int32_t Sampler::draw_from_row(std::span<const float> row, float max, const Samp
     return drawn;
 }
 
-// The smallest set of mass >= top_p: its cut is first closed in by bisection with passes over the whole row, until
-// few enough tokens lie between the bounds to be sorted.
+// The smallest set of mass >= top_p: its cut is first closed in by bisection with passes over the whole row,
+// until few enough tokens lie between the bounds to be sorted.
 row_math::Cut Sampler::top_p_cut(double mass, float top_p) {
     constexpr int64_t kSortable = 384;
     const double wanted = mass * static_cast<double>(top_p);
     // Tokens lighter than `low` weigh less than (1 - top_p) together, so the cut is not below it.
-    float low = std::max(static_cast<float>((1.0 - static_cast<double>(top_p)) * mass /
-                                            static_cast<double>(vocab_limit_)),
-                         std::numeric_limits<float>::min());
+    float low = std::max(
+        static_cast<float>((1.0 - static_cast<double>(top_p)) * mass / static_cast<double>(vocab_limit_)),
+        std::numeric_limits<float>::min());
     float high = std::nextafter(1.0F, 2.0F);
     row_math::Mass from_low = row_math::mass_from(weights_, low);
     row_math::Mass from_high{0, 0};
     while (from_low.count - from_high.count > kSortable) {
         const float middle = std::sqrt(low * high);
-        if (middle <= low || middle >= high) break;  // equal weights; sorting them all by id is all that is left
+        if (middle <= low || middle >= high)
+            break;  // equal weights; sorting them all by id is all that is left
         const row_math::Mass from_middle = row_math::mass_from(weights_, middle);
         if (from_middle.sum >= wanted) {
             low = middle;

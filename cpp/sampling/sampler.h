@@ -39,15 +39,17 @@ struct SamplingContext {
 // Chooses tokens. The order of processing is vLLM's, its filters in the order of transformers:
 //
 //   1. stop tokens are masked while fewer than min_tokens were generated
-//   2. repetition penalty over prompt and output (x > 0 ? x / p : x * p), then frequency and presence penalty over
+//   2. repetition penalty over prompt and output (x > 0 ? x / p : x * p), then frequency and presence penalty
+//   over
 //      the output (x - f * count - p)
 //   3. greedy: the largest; of equal ones that with the lowest id
-//   4. otherwise / temperature, top-k, top-p (the smallest set of mass >= top_p, at least one token), min-p (at least
+//   4. otherwise / temperature, top-k, top-p (the smallest set of mass >= top_p, at least one token), min-p
+//   (at least
 //      min_p times the largest), and one draw, by a number that depends on (seed, position) alone
 //
-// Log-probabilities are of the raw logits, before any of this: log-softmax over the whole vocabulary. Tokens from
-// vocab_limit on (rows that pad the vocabulary) are neither drawn nor listed. Holds scratch space for one row and
-// allocates nothing afterwards; one thread at a time.
+// Log-probabilities are of the raw logits, before any of this: log-softmax over the whole vocabulary. Tokens
+// from vocab_limit on (rows that pad the vocabulary) are neither drawn nor listed. Holds scratch space for
+// one row and allocates nothing afterwards; one thread at a time.
 class Sampler {
 public:
     Sampler(int vocab_size, int vocab_limit);
@@ -67,22 +69,24 @@ private:
     void apply_penalties(const SamplingContext& context);
     void mask_stop_tokens(const SamplingParams& params);
     void select_top(std::span<const float> row, size_t count);
-    [[nodiscard]] int32_t draw_from_top_k(std::span<const float> row, const SamplingParams& params, double uniform);
+    [[nodiscard]] int32_t draw_from_top_k(std::span<const float> row, const SamplingParams& params,
+                                          double uniform);
     [[nodiscard]] int32_t draw_from_row(std::span<const float> row, float max, const SamplingParams& params,
                                         double uniform);
     [[nodiscard]] row_math::Cut top_p_cut(double mass, float top_p);
-    int write_logprobs(std::span<const float> logits, int32_t token, float& logprob, std::span<TokenLogprob> top);
+    int write_logprobs(std::span<const float> logits, int32_t token, float& logprob,
+                       std::span<TokenLogprob> top);
 
     size_t vocab_size_;
     size_t vocab_limit_;
-    std::vector<float> row_;         // [vocab_limit] logits after penalties
-    std::vector<float> block_max_;   // of the row that is being sampled from
+    std::vector<float> row_;        // [vocab_limit] logits after penalties
+    std::vector<float> block_max_;  // of the row that is being sampled from
     std::vector<float> block_scratch_;
     std::vector<float> weight_values_;
     std::vector<float> block_mass_;
     std::vector<float> block_peak_;
-    row_math::Weights weights_;      // of the three above
-    std::vector<int32_t> counts_;    // [vocab_limit], all zero between calls
+    row_math::Weights weights_;    // of the three above
+    std::vector<int32_t> counts_;  // [vocab_limit], all zero between calls
     std::vector<Candidate> candidates_;
 };
 

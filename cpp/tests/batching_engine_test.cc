@@ -53,7 +53,8 @@ void take(Engine& engine, Outcomes& outcomes, std::chrono::duration<double> time
 void finish_all(Engine& engine, Outcomes& outcomes, size_t count) {
     const auto deadline = std::chrono::steady_clock::now() + 120s;
     const auto ended = [&] {
-        return std::count_if(outcomes.begin(), outcomes.end(), [](const auto& entry) { return entry.second.finished; });
+        return std::count_if(outcomes.begin(), outcomes.end(),
+                             [](const auto& entry) { return entry.second.finished; });
     };
     while (ended() < static_cast<std::ptrdiff_t>(count)) {
         REQUIRE(std::chrono::steady_clock::now() < deadline);
@@ -67,7 +68,8 @@ Outcome alone(const std::vector<int32_t>& prompt, const SamplingParams& params, 
     std::vector<int32_t> history = prompt;
     std::vector<float> logits(kVocab);
     Outcome outcome;
-    const auto room = static_cast<size_t>(std::min(params.max_tokens, max_seq_len - static_cast<int>(prompt.size())));
+    const auto room =
+        static_cast<size_t>(std::min(params.max_tokens, max_seq_len - static_cast<int>(prompt.size())));
     outcome.reason = FinishReason::kLength;
     while (outcome.tokens.size() < room) {
         testing::hashed_logits(history, logits);
@@ -158,7 +160,8 @@ TEST_CASE("random schedules: every request ends, and says what it says alone") {
             const RequestId id = bench.engine->submit(prompt, params);
             sent[id] = {prompt, params};
             if (random() % 6 == 0) {
-                cancelled.push_back(std::next(sent.begin(), pick(0, static_cast<int>(sent.size()) - 1))->first);
+                cancelled.push_back(
+                    std::next(sent.begin(), pick(0, static_cast<int>(sent.size()) - 1))->first);
                 bench.engine->cancel(cancelled.back());
             }
             if (random() % 3 == 0) take(*bench.engine, outcomes, 0s);
@@ -214,7 +217,8 @@ TEST_CASE("submitting, cancelling and polling from many threads loses nothing") 
             std::mt19937 random(thread);
             for (int i = 0; i < kEach; ++i) {
                 const auto prompt = random_prompt(random, 1 + static_cast<int>(random() % 50));
-                const RequestId id = bench.engine->submit(prompt, greedy(1 + static_cast<int>(random() % 20)));
+                const RequestId id =
+                    bench.engine->submit(prompt, greedy(1 + static_cast<int>(random() % 20)));
                 if (random() % 3 == 0) bench.engine->cancel(id - static_cast<RequestId>(random() % 3));
                 if (random() % 10 == 0) static_cast<void>(bench.engine->stats(5));
             }
@@ -290,7 +294,8 @@ TEST_CASE("a device that keeps failing makes the engine dead, and submit says so
             std::this_thread::sleep_for(1ms);
         }
     } catch (const EngineDeadError& error) {
-        CHECK(std::string(error.what()).find("the fake device was told to fail (3 times in a row)") != std::string::npos);
+        CHECK(std::string(error.what()).find("the fake device was told to fail (3 times in a row)") !=
+              std::string::npos);
     }
     CHECK(sent < 1000);
     finish_all(*bench.engine, outcomes, sent);
@@ -329,7 +334,8 @@ TEST_CASE("shutdown cancels what runs and waits, and what is left can be polled"
     take(*bench.engine, outcomes, 10s);
     CHECK(outcomes.size() == 5);
     for (const auto& [id, outcome] : outcomes) CHECK(outcome.reason == FinishReason::kCancelled);
-    CHECK_THROWS_WITH_AS(bench.engine->submit(prompt, greedy(1)), "the engine was shut down", EngineDeadError);
+    CHECK_THROWS_WITH_AS(bench.engine->submit(prompt, greedy(1)), "the engine was shut down",
+                         EngineDeadError);
     CHECK(bench.engine->stats(0).kv_blocks_used == 0);
     bench.engine->shutdown();
 }
@@ -348,7 +354,8 @@ TEST_CASE("requests that cannot be served are refused with the numbers") {
                          std::invalid_argument);
     CHECK_THROWS_AS(engine.submit(std::vector<int32_t>{kVocab}, greedy(1)), std::invalid_argument);
     CHECK_THROWS_AS(engine.submit(std::vector<int32_t>{-1}, greedy(1)), std::invalid_argument);
-    CHECK_THROWS_AS(engine.submit(std::vector<int32_t>(70, 1), greedy(1)), std::invalid_argument);  // 3 blocks
+    CHECK_THROWS_AS(engine.submit(std::vector<int32_t>(70, 1), greedy(1)),
+                    std::invalid_argument);  // 3 blocks
     bench.device->delay = 20ms;
     const std::vector<int32_t> prompt = {1};
     int accepted = 0;
@@ -367,10 +374,11 @@ TEST_CASE("options beyond what the engine was built for are refused") {
         change(options);
         Bench bench(limits, options);
     };
-    CHECK_THROWS_WITH_AS(make([](EngineOptions& o) { o.max_batch_size = 5; }),
-                         "max_batch_size is 5; the engine was built for at most 4: choose less, or build it with a "
-                         "larger limit",
-                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(
+        make([](EngineOptions& o) { o.max_batch_size = 5; }),
+        "max_batch_size is 5; the engine was built for at most 4: choose less, or build it with a "
+        "larger limit",
+        std::invalid_argument);
     CHECK_THROWS_AS(make([](EngineOptions& o) { o.max_num_tokens = 65; }), std::invalid_argument);
     CHECK_THROWS_AS(make([](EngineOptions& o) { o.kv_cache_blocks = -1; }), std::invalid_argument);
     CHECK_THROWS_AS(make([](EngineOptions& o) { o.max_queue_size = 0; }), std::invalid_argument);

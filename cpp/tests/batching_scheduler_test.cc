@@ -69,8 +69,8 @@ TEST_CASE("decodes come first, then prefill chunks fill the token budget") {
 TEST_CASE("a request waits until the blocks of its whole life are free, and nobody overtakes it") {
     BlockPool pool(4);
     Scheduler scheduler({8, 64, 8, 200}, pool);
-    const auto a = make_request(40, 30);   // 69 cached tokens: 3 blocks
-    const auto b = make_request(10, 30);   // 39: 2 blocks
+    const auto a = make_request(40, 30);    // 69 cached tokens: 3 blocks
+    const auto b = make_request(10, 30);    // 39: 2 blocks
     const auto small = make_request(3, 2);  // 1 block: would fit at once
     for (Request* request : {a.get(), b.get(), small.get()}) scheduler.enqueue(*request);
     const StepPlan& plan = scheduler.schedule();
@@ -88,10 +88,11 @@ TEST_CASE("a request that could never fit is refused with the numbers") {
     BlockPool pool(2);
     const Scheduler scheduler({8, 64, 8, 2000}, pool);
     scheduler.check_can_ever_run(60, 5);  // 64 cached tokens: the last one generated is not cached
-    CHECK_THROWS_WITH_AS(scheduler.check_can_ever_run(60, 6),
-                         "the request needs 3 KV blocks (60 prompt tokens + 6 to generate), the cache has 2; shorten "
-                         "the request or raise kv_cache_blocks",
-                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(
+        scheduler.check_can_ever_run(60, 6),
+        "the request needs 3 KV blocks (60 prompt tokens + 6 to generate), the cache has 2; shorten "
+        "the request or raise kv_cache_blocks",
+        std::invalid_argument);
 }
 
 TEST_CASE("context logits are bounded by the row budget and do not take the rows of decodes") {
@@ -117,7 +118,9 @@ TEST_CASE("random loads: budgets hold, every decode moves, the oldest prefill mo
     for (uint32_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
-        const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1)); };
+        const auto pick = [&](int low, int high) {
+            return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1));
+        };
         BlockPool pool(pick(2, 30));
         const SchedulerLimits limits{pick(1, 9), pick(1, 50), pick(1, 9), 64 * pick(1, 4)};
         Scheduler scheduler(limits, pool);
@@ -164,10 +167,12 @@ TEST_CASE("random loads: budgets hold, every decode moves, the oldest prefill mo
             CHECK((plan.chunks.empty() == (finished == requests.size())));
             bool oldest_prefill = true;
             for (Request* request : scheduler.running()) {
-                const bool moves = std::any_of(plan.chunks.begin(), plan.chunks.end(),
-                                               [&](const ScheduledChunk& chunk) { return chunk.request == request; });
+                const bool moves =
+                    std::any_of(plan.chunks.begin(), plan.chunks.end(),
+                                [&](const ScheduledChunk& chunk) { return chunk.request == request; });
                 if (request->state == RequestState::kDecoding) CHECK(moves);
-                if (request->state == RequestState::kPrefilling && std::exchange(oldest_prefill, false)) CHECK(moves);
+                if (request->state == RequestState::kPrefilling && std::exchange(oldest_prefill, false))
+                    CHECK(moves);
             }
             run(plan);
             for (const ScheduledChunk& chunk : plan.chunks) {

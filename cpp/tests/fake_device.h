@@ -1,5 +1,5 @@
-// A device whose logits are a hash of the tokens that it finds in its KV cache through the block tables: a wrong
-// block, position or row shows as another token.
+// A device whose logits are a hash of the tokens that it finds in its KV cache through the block tables: a
+// wrong block, position or row shows as another token.
 #pragma once
 
 #include <atomic>
@@ -56,15 +56,17 @@ public:
         }
         require(!batch.token_ids.empty(), "an empty step");
         require(batch.token_ids.size() <= static_cast<size_t>(limits_.max_num_tokens), "too many tokens");
-        require(batch.logit_rows.size() <= static_cast<size_t>(limits_.max_logit_rows), "too many logit rows");
+        require(batch.logit_rows.size() <= static_cast<size_t>(limits_.max_logit_rows),
+                "too many logit rows");
         require(batch.positions.size() == batch.token_ids.size(), "positions");
         write(batch);
         logits_.assign(batch.logit_rows.size() * static_cast<size_t>(vocab_size_), 0.0F);
         for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
             const int row = batch.logit_rows[i];
             require(i == 0 || row > batch.logit_rows[i - 1], "logit rows are not ascending");
-            answer(batch, row, std::span(logits_).subspan(i * static_cast<size_t>(vocab_size_),
-                                                          static_cast<size_t>(vocab_size_)));
+            answer(batch, row,
+                   std::span(logits_).subspan(i * static_cast<size_t>(vocab_size_),
+                                              static_cast<size_t>(vocab_size_)));
         }
         return logits_;
     }
@@ -81,7 +83,8 @@ private:
         if (!holds) throw std::logic_error(std::string("the fake device refuses the step: ") + what);
     }
     int32_t& slot(int block, int offset) {
-        require(block >= 0 && static_cast<size_t>(block) * kBlockTokens < cache_.size(), "block outside the pool");
+        require(block >= 0 && static_cast<size_t>(block) * kBlockTokens < cache_.size(),
+                "block outside the pool");
         return cache_[static_cast<size_t>(block) * kBlockTokens + static_cast<size_t>(offset)];
     }
     int32_t& slot_at(const SequenceSlice& sequence, int position) {

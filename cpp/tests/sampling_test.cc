@@ -22,7 +22,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // What the distribution should be, by full sorts in double: the definition, written for clarity.
 std::vector<double> reference_distribution(const std::vector<float>& logits, const SamplingParams& params,
-                                           const std::vector<int32_t>& prompt, const std::vector<int32_t>& output) {
+                                           const std::vector<int32_t>& prompt,
+                                           const std::vector<int32_t>& output) {
     const size_t vocab = logits.size();
     std::vector<double> x(logits.begin(), logits.end());
     std::map<int32_t, int> in_output;
@@ -35,8 +36,8 @@ std::vector<double> reference_distribution(const std::vector<float>& logits, con
         value = value > 0 ? value / repetition : value * repetition;
     }
     for (const auto& [token, count] : in_output) {
-        x[static_cast<size_t>(token)] -=
-            static_cast<double>(params.frequency_penalty) * count + static_cast<double>(params.presence_penalty);
+        x[static_cast<size_t>(token)] -= static_cast<double>(params.frequency_penalty) * count +
+                                         static_cast<double>(params.presence_penalty);
     }
     std::vector<size_t> order(vocab);
     std::iota(order.begin(), order.end(), size_t{0});
@@ -51,7 +52,8 @@ std::vector<double> reference_distribution(const std::vector<float>& logits, con
     double before = 0;
     for (size_t i = 0; i < vocab; ++i) {
         double& mass = p[order[i]];
-        const bool in_top_p = i == 0 || params.top_p >= 1.0F || before < static_cast<double>(params.top_p) * sum;
+        const bool in_top_p =
+            i == 0 || params.top_p >= 1.0F || before < static_cast<double>(params.top_p) * sum;
         before += mass;
         if (!in_top_p || mass < static_cast<double>(params.min_p) * p[order[0]]) mass = 0;
     }
@@ -74,8 +76,9 @@ std::vector<float> random_logits(size_t vocab, float spread, uint32_t seed) {
     return logits;
 }
 
-int32_t sample_one(Sampler& sampler, const std::vector<float>& logits, const SamplingParams& params, uint64_t seed = 0,
-                   const std::vector<int32_t>& prompt = {0}, const std::vector<int32_t>& output = {}) {
+int32_t sample_one(Sampler& sampler, const std::vector<float>& logits, const SamplingParams& params,
+                   uint64_t seed = 0, const std::vector<int32_t>& prompt = {0},
+                   const std::vector<int32_t>& output = {}) {
     const SampledToken sampled = sampler.sample(logits, {params, seed, prompt, output}, {});
     REQUIRE(sampled.status == SampleStatus::kOk);
     return sampled.token;
@@ -156,7 +159,8 @@ TEST_CASE("sampled frequencies follow the distribution of the definition") {
                     }
                 }
                 if (rare_expected >= 5) {
-                    chi_square += (rare_counted - rare_expected) * (rare_counted - rare_expected) / rare_expected;
+                    chi_square +=
+                        (rare_counted - rare_expected) * (rare_counted - rare_expected) / rare_expected;
                     freedom += 1;
                 }
                 if (freedom > 0) CHECK(chi_square < chi_square_limit(freedom));
@@ -167,11 +171,13 @@ TEST_CASE("sampled frequencies follow the distribution of the definition") {
 
 TEST_CASE("what is kept is exactly the set of the definition, at any vocabulary size") {
     // Never one token more or less: each kept token of not too small a share turns up, no other does.
-    for (const size_t vocab : {size_t{1}, size_t{2}, size_t{63}, size_t{64}, size_t{65}, size_t{300}, size_t{5000}}) {
+    for (const size_t vocab :
+         {size_t{1}, size_t{2}, size_t{63}, size_t{64}, size_t{65}, size_t{300}, size_t{5000}}) {
         Sampler sampler(static_cast<int>(vocab), static_cast<int>(vocab));
         for (uint32_t seed = 0; seed < 20; ++seed) {
             std::mt19937 random(seed);
-            const std::vector<float> logits = random_logits(vocab, 0.5F + static_cast<float>(seed % 5), seed + 77);
+            const std::vector<float> logits =
+                random_logits(vocab, 0.5F + static_cast<float>(seed % 5), seed + 77);
             SamplingParams params;
             if (random() % 2 == 0) params.top_k = 1 + static_cast<int>(random() % vocab);
             if (random() % 2 == 0) params.top_p = 0.05F + 0.9F * static_cast<float>(random() % 100) / 100.0F;
@@ -306,8 +312,9 @@ TEST_CASE("log-probabilities are the raw log-softmax in falling order, whatever 
     for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
     std::vector<int32_t> order(kVocab);
     std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(),
-              [&](int32_t a, int32_t b) { return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)]; });
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+    });
     SamplingParams params;
     params.logprobs = 20;
     params.repetition_penalty = 1.7F;
@@ -316,8 +323,11 @@ TEST_CASE("log-probabilities are the raw log-softmax in falling order, whatever 
     std::vector<TokenLogprob> top(20);
     const std::vector<int32_t> prompt = {order[0], order[1]};
     const SampledToken sampled = sampler.sample(logits, {params, 4, prompt, {}}, top);
-    // The sum of exponentials is in float within blocks of 64: relative error 1e-6, so is the log's absolute one.
-    const auto expected = [&](int32_t token) { return static_cast<double>(logits[static_cast<size_t>(token)]) - std::log(sum); };
+    // The sum of exponentials is in float within blocks of 64: relative error 1e-6, so is the log's absolute
+    // one.
+    const auto expected = [&](int32_t token) {
+        return static_cast<double>(logits[static_cast<size_t>(token)]) - std::log(sum);
+    };
     CHECK(static_cast<double>(sampled.logprob) == doctest::Approx(expected(sampled.token)).epsilon(2e-6));
     REQUIRE(sampled.num_top == 20);
     for (size_t i = 0; i < 20; ++i) {
@@ -365,5 +375,7 @@ TEST_CASE("parameters out of range are refused by name") {
     CHECK(message([&](SamplingParams& p) { p.presence_penalty = nan; }).find("presence_penalty") == 0);
     CHECK(message([&](SamplingParams& p) { p.frequency_penalty = nan; }).find("frequency_penalty") == 0);
     CHECK(message([](SamplingParams& p) { p.logprobs = 129; }).find("logprobs") == 0);
-    CHECK(message([](SamplingParams& p) { p.stop_token_ids = {100}; }).find("an entry of stop_token_ids is 100") == 0);
+    CHECK(message([](SamplingParams& p) {
+              p.stop_token_ids = {100};
+          }).find("an entry of stop_token_ids is 100") == 0);
 }

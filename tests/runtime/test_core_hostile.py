@@ -199,7 +199,7 @@ def test_parameters_of_another_type_are_type_errors() -> None:
 
 def test_an_engine_object_that_was_never_made_does_not_crash() -> None:
     hollow = _core.Engine.__new__(_core.Engine)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError), pytest.warns(RuntimeWarning, match="uninitialized"):
         hollow.poll(0.0)
 
 
