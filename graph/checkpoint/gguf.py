@@ -7,8 +7,12 @@ is decided by the build, not here. The whole model is in memory once, in float32
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from castiron.errors import CheckpointError
 
@@ -28,11 +32,12 @@ def convert_gguf(file: Path) -> tuple[Path, tuple[str, ...]]:
     sources = [file, beside] if beside.is_file() else [file]
 
     def convert(target: Path) -> None:
-        if beside.is_file():
-            copy_companions(file.parent, target, skip="config.json")
-        else:
-            save_tokenizer(file, target)  # first: it is quick, and it is what may be refused
-        model = _load(file)
+        with _parsed_once():
+            if beside.is_file():
+                copy_companions(file.parent, target, skip="config.json")
+            else:
+                save_tokenizer(file, target)  # first: it is quick, and it is what may be refused
+            model = _load(file)
         save_tensors(target / SINGLE, _without_tied_copies(model))
         config = model.config.to_dict()
         config.pop("quantization_config", None)
@@ -43,13 +48,33 @@ def convert_gguf(file: Path) -> tuple[Path, tuple[str, ...]]:
     return converted(sources, convert)
 
 
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """While it lasts, transformers parses a file once and builds its name table once.
+
+    It does the first three times and the second for every module of the model: half the time of a conversion
+    (135M parameters: 33 s of CPU time, with this 16 s).
+    """
+    import gguf
+
+    with (
+        mock.patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
+        mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+    ):
+        yield
+
+
 def _load(file: Path) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     try:
         return AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
+            file.parent,
+            gguf_file=file.name,
+            quantization_config=GgufConfig(dequantize=True),  # some architectures would keep packed blocks
+            dtype=torch.float32,
+            local_files_only=True,
         )
     except Exception as error:  # gguf and transformers raise many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -49,6 +49,11 @@ def _folder(path: Path) -> Located:
         from .torch_bin import convert_torch_bin
 
         return Located(*convert_torch_bin(path))
+    if (path / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{path}: holds an adapter and no model; merge it into its base model (peft: merge_and_unload) and "
+            "save the result."
+        )
     ggufs = sorted(path.glob("*.gguf"))
     if ggufs:
         raise CheckpointError(

@@ -24,8 +24,12 @@ class Shards:
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether the folder holds any safetensors weights, complete or not."""
-    return (folder / INDEX).is_file() or any(folder.glob("*.safetensors"))
+    """Whether the folder holds safetensors weights of a model, complete or not."""
+    return (folder / INDEX).is_file() or any(not _is_adapter(path) for path in folder.glob("*.safetensors"))
+
+
+def _is_adapter(path: Path) -> bool:
+    return path.name.startswith("adapter_model")
 
 
 def read_shards(folder: Path) -> Shards:
@@ -50,8 +54,9 @@ def read_shards(folder: Path) -> Shards:
 def _only_file(folder: Path, present: set[str]) -> str:
     if SINGLE in present:
         return SINGLE
-    if len(present) == 1:
-        return present.pop()
+    models = {name for name in present if not _is_adapter(Path(name))}
+    if len(models) == 1:
+        return models.pop()
     raise CheckpointError(
         f"{folder}: found {len(present)} safetensors files ({', '.join(sorted(present)[:4])}…) but neither "
         f"{SINGLE} nor {INDEX}, which says what belongs to the model. Download the missing file."

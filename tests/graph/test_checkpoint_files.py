@@ -217,7 +217,10 @@ def test_opening_what_is_no_checkpoint_says_what_was_expected(tmp_path: Path) ->
     (tmp_path / "file.txt").write_text("x")
     (tmp_path / "ggufs").mkdir()
     (tmp_path / "ggufs" / "m.gguf").write_bytes(b"GGUF")
+    folder_with(tmp_path / "adapter", {"adapter_model.safetensors": {"a": torch.ones(1)}})
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for path, message in [
+        (tmp_path / "adapter", "holds an adapter and no model"),
         (tmp_path / "absent", "not found; expected a Hugging Face folder"),
         (tmp_path / "empty", "holds no .*safetensors"),
         (tmp_path / "file.txt", "is a file"),

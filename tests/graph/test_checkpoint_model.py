@@ -152,9 +152,7 @@ def test_a_tensor_without_a_place_is_an_error(tmp_path: Path) -> None:
     bias = "model.layers.0.self_attn.q_proj.bias"
     checkpoint = Checkpoint.open(saved(model, tmp_path, lambda s: {**s, bias: torch.ones(16)}))
     used = {checkpoint.resolve(name).name for name, _ in model.named_parameters()}
-    with pytest.raises(
-        CheckpointError, match=r"1 stored tensors have no place in Llama.*q_proj\.bias"
-    ):
+    with pytest.raises(CheckpointError, match=r"1 stored tensors have no place in Llama.*q_proj\.bias"):
         checkpoint.account(used)
     assert checkpoint.account(used, {bias: "zero"}).ignored == {bias: "zero"}
     with pytest.raises(CheckpointError, match="not stored: nowhere"):
