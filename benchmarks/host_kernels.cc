@@ -54,6 +54,7 @@ __attribute__((target("avx2,fma"))) float spin_fma(long n) {
     for (auto& v : s) v = _mm256_set1_ps(0.5f);
     const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
     for (long i = 0; i < n; ++i) {
+#pragma GCC unroll 12
         for (auto& v : s) v = _mm256_fmadd_ps(v, a, b);
         __asm__ volatile("" ::: "memory");
     }

@@ -51,6 +51,7 @@ struct HostOptions {
 
 // Throws std::invalid_argument with a message for the user when the program is not valid for this device
 // (unknown kernel, wrong operand shapes, values outside the arena, weights too small).
+// Weights are copied into the device's own memory: Weight::data need not outlive this call.
 [[nodiscard]] std::unique_ptr<Device> make_host_device(std::shared_ptr<const Program> program, const HostOptions& options);
 
 }  // namespace castiron

@@ -31,8 +31,6 @@ static void score_tile(const float* q, int64_t q_stride, int head_dim, const std
     }
 }
 
-inline constexpr int kScoreRows = kTileRows * kTileVecs / 2;
-
 template <bool kBf16>
 static void score_block(const float* q, int64_t q_stride, int rows, int head_dim, const std::byte* keys,
                         float* scores) {
@@ -79,7 +77,7 @@ static void value_tile(const AttentionArgs& a, const std::byte* const* blocks, c
 template <int R, bool kBf16>
 static void value_rows(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
                        int begin, int end, float* out, int64_t out_stride) {
-    constexpr int V = kVecsFor<R>;
+    constexpr int V = vecs_for(R);
     const int64_t width = padded16(a.v_head_dim);
     int64_t column = 0;
     for (; column + V * 16 <= width; column += V * 16) {

@@ -5,12 +5,6 @@
 // cache) between blocks of k and before the epilogue, which costs under one percent and keeps one epilogue
 // for all tiles.
 
-// Vectors (panels) at once for a tile of R rows: as many as the register file holds.
-template <int R>
-inline constexpr int kVecsFor = (kTileRows * kTileVecs / R) < kStreamVecs
-                                    ? (kTileRows * kTileVecs / R > 0 ? kTileRows * kTileVecs / R : 1)
-                                    : kStreamVecs;
-
 // acc[v][r] (+)= sum over k of x[r][k] * w[v][k]; acc rows are 16 floats, acc_stride floats between panels.
 template <int R, int V, bool kBf16>
 static void linear_tile(const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes,
@@ -64,7 +58,7 @@ static void linear_tile(const float* x, int64_t x_stride, const std::byte* weigh
 template <int R, bool kBf16>
 static void linear_rows(const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes,
                         int64_t panels, int64_t k, float* acc, int64_t acc_stride, bool resume) {
-    constexpr int V = kVecsFor<R>;
+    constexpr int V = vecs_for(R);
     int64_t p = 0;
     for (; p + V <= panels; p += V) {
         linear_tile<R, V, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k, acc + p * acc_stride,
@@ -135,7 +129,8 @@ template <bool kBf16>
 static void linear_depth(const float* x, int64_t x_stride, int64_t rows, const std::byte* weight,
                          int64_t panel_bytes, int64_t panels, int64_t k, float* acc, int64_t acc_stride,
                          bool resume) {
-    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
+    constexpr int64_t kRows = kBf16 ? kPairTileRows : kTileRows;
+    const int64_t groups = (rows + kRows - 1) / kRows;
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t begin = rows * g / groups;
         const int64_t end = rows * (g + 1) / groups;
@@ -154,11 +149,12 @@ static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int6
     const float* x = a.x + row_begin * a.x_stride;
     const int64_t acc_stride = rows * 16;
     // One group of rows reads each weight once: no blocking of k. Several groups re-read it from cache.
-    const int64_t depth = rows <= kTileRows ? a.k : kLinearDepth;
+    const bool stream = rows <= (a.bf16 ? kPairTileRows : kTileRows);
+    const int64_t depth = stream ? a.k : kLinearDepth;
     for (int64_t k0 = 0; k0 < a.k; k0 += depth) {
         const int64_t k = a.k - k0 < depth ? a.k - k0 : depth;
         const std::byte* w = weight + (a.bf16 ? k0 / 2 * 64 : k0 * 64);
-        if (rows <= kTileRows) {
+        if (stream) {
             if (a.bf16) {
                 linear_depth<true>(x + k0, a.x_stride, rows, w, panel_bytes, panels, k, scratch, acc_stride,
                                    k0 > 0);

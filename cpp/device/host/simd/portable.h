@@ -14,7 +14,12 @@ struct Mask {
 inline constexpr int kLanes = 16;
 inline constexpr int kTileRows = 12;
 inline constexpr int kTileVecs = 2;
-inline constexpr int kStreamVecs = 8;
+inline constexpr int kPairTileRows = 12;
+inline constexpr int kScoreRows = 8;  // query rows at once against 32 keys
+// Vectors at once for a tile of `rows` rows.
+inline constexpr int vecs_for(int rows) {
+    return rows <= 2 ? 8 : rows <= 4 ? 24 / rows - 1 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2;
+}
 
 template <typename F>
 CASTIRON_INLINE Vec each(F f) {
