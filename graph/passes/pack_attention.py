@@ -23,6 +23,7 @@ from .rewriter import (
     produced_by,
     scalar_of,
     shape_of,
+    weight_nodes,
 )
 
 _UNARY_ON_ROWS = ("Tanh", "Sigmoid", "Neg", "Exp", "Clip")
@@ -251,14 +252,21 @@ class _Packer:
             x = rows_of(node.inputs[0])
             return rewriter.op(node.op, [x, *node.inputs[1:]], target, attrs=dict(node.attrs))
         if node.op in ("Mul", "Div", "Add", "Sub") and shape_of(node.inputs[0]) == shape_of(tensor):
-            other = node.inputs[1]
-            if scalar_of(other) is not None:
-                factor = rewriter.reshape(other, [1])
-            elif math.prod(d for d in shape_of(other) if isinstance(d, int)) == 1 and "T" in shape_of(other):
-                factor = rewriter.reshape(other, ["T", 1])  # one number per token
-            else:
-                return None
-            return rewriter.op(node.op, [rows_of(node.inputs[0]), factor], target, hint=f"{tensor.name}.rows")
+            factor = self._row_operand(node.inputs[1], heads, width)
+            if factor is not None:
+                x = rows_of(node.inputs[0])
+                return rewriter.op(node.op, [x, factor], target, hint=f"{tensor.name}.rows")
+        return None
+
+    def _row_operand(self, other: Tensor, heads: int, width: int) -> Tensor | None:
+        """The second operand of an elementwise op on heads, in the form that broadcasts over rows."""
+        dims = shape_of(other)
+        if scalar_of(other) is not None:
+            return self.rewriter.reshape(other, [1])
+        if "T" in dims and math.prod(d for d in dims if isinstance(d, int)) == 1:
+            return self.rewriter.reshape(other, ["T", 1])  # one number per token
+        if weight_nodes(other) and [d for d in dims if d != 1] == [heads, width]:
+            return self.rewriter.reshape(other, [heads * width])  # a vector of its own for every head
         return None
 
 
