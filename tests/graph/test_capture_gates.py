@@ -31,8 +31,8 @@ def _config(model_type: str, **fields: Any) -> Any:
         (_config("qwen3_moe", head_dim=16, **_EXPERTS), "model.layers.0.mlp", "experts"),
         (
             AutoConfig.for_model("mamba", hidden_size=64, num_hidden_layers=2, vocab_size=256),
-            "Mamba",
-            "state-space",
+            "layer 0",
+            "linear_attention",
         ),
         (_config("lfm2", layer_types=["conv", "full_attention"], block_ff_dim=128), "layer 0", "conv"),
     ],
