@@ -51,8 +51,8 @@ def _folder(path: Path) -> Located:
         return Located(*convert_torch_bin(path))
     if (path / "adapter_config.json").is_file():
         raise CheckpointError(
-            f"{path}: holds an adapter and no model; merge it into its base model (peft: merge_and_unload) and "
-            "save the result."
+            f"{path}: holds an adapter and no model; merge it into its base model (peft: merge_and_unload) "
+            "and save the result."
         )
     ggufs = sorted(path.glob("*.gguf"))
     if ggufs:
