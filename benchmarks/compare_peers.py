@@ -53,7 +53,10 @@ def peer_rows(a: argparse.Namespace, only: str) -> dict[str, Row]:
         command += ["--repeat", str(a.repeat), "--threads", str(a.threads), "--budget", str(a.budget)]
         command += ["--batch", ",".join(map(str, a.batch))]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        rows: dict[str, Row] = json.loads(Path(file.name).read_text())["rows"]
+        text = Path(file.name).read_text()
+    if not text:
+        raise SystemExit(f"--only {only!r} matches no row of {a.peers}; --no-peers leaves them out")
+    rows: dict[str, Row] = json.loads(text)["rows"]
     return rows
 
 
