@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import onnx
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
 
 from castiron.errors import UnsupportedModelError
 
@@ -16,6 +15,7 @@ from .. import ops
 from .arguments import is_tensor
 from .elementwise import ELEMENTWISE
 from .emitter import Emitter, Resolve
+from .functional import functional
 from .linear import LINEAR
 from .movement import MOVEMENT
 
@@ -36,7 +36,7 @@ def emit(program: ExportedProgram, resolve: Resolve, name: str) -> Emitted:
     Raises UnsupportedModelError for an op without a translation (naming module and op) and for one that mixes
     tokens outside attention; CheckpointError where ``resolve`` finds no tensor or one of another shape.
     """
-    program = _functional(program)
+    program = functional(program)
     emitter = Emitter(program, resolve)
     emitter.declare_inputs()
     (output,) = next(node for node in reversed(program.graph.nodes) if node.op == "output").args[0]
@@ -65,22 +65,6 @@ def _op_name(node: fx.Node) -> str:
         return "getitem"
     # aten.add.Tensor and aten.add.Scalar mean the same; the overload is told by the arguments.
     return str(node.target).rpartition(".")[0]
-
-
-def _functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without in-place ops. Refuses one that changes buffers: state between steps."""
-    mutable = any(
-        node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-        for node in program.graph.nodes
-    )
-    if mutable:
-        program = program.run_decompositions({})
-    for spec in program.graph_signature.output_specs:
-        if spec.kind is not OutputKind.USER_OUTPUT:
-            raise UnsupportedModelError(
-                f"the model changes its buffer '{spec.target}' while it runs; the graph has no such state"
-            )
-    return program
 
 
 def _live(output: fx.Node) -> list[fx.Node]:
