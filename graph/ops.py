@@ -61,6 +61,7 @@ OPS: dict[str, OpSpec] = {
     ),
     "WriteKV": OpSpec(("k", "v"), ("kv_written",), ("layer", "kv_heads", "head_dim", "v_head_dim")),
     "PagedRope": OpSpec(("x", "positions", "cos", "sin"), ("y",), ("heads", "head_dim", *_PAIRS)),
-    "PagedAttention": OpSpec(("q", "sinks?", "slopes?"), ("o",), ("layer", *_HEADS, *_MASK)),
+    "PagedAttention": OpSpec(("q", "sinks?", "slopes?", "kv_written?"), ("o",), ("layer", *_HEADS, *_MASK)),
+    "Embedding": OpSpec(("ids", "table"), ("y",), ("scale", "index_offset")),
     "GatherRows": OpSpec(("x", "logit_rows"), ("y",)),
 }
