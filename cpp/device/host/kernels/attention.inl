@@ -83,6 +83,11 @@ static void value_rows(const AttentionArgs& a, const std::byte* const* blocks, c
     for (; column + V * 16 <= width; column += V * 16) {
         value_tile<R, V, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
     }
+    if constexpr (V > 2) {
+        for (; column + 32 <= width; column += 32) {
+            value_tile<R, 2, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
+        }
+    }
     for (; column < width; column += 16) {
         value_tile<R, 1, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
     }

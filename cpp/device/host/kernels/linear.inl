@@ -54,7 +54,7 @@ static void linear_tile(const float* x, int64_t x_stride, const std::byte* weigh
     }
 }
 
-// R rows of all `panels`, as many panels at once as registers allow, then one by one.
+// R rows of all `panels`, as many panels at once as registers allow, then in pairs, then alone.
 template <int R, bool kBf16>
 static void linear_rows(const float* x, int64_t x_stride, const std::byte* weight, int64_t panel_bytes,
                         int64_t panels, int64_t k, float* acc, int64_t acc_stride, bool resume) {
@@ -63,6 +63,12 @@ static void linear_rows(const float* x, int64_t x_stride, const std::byte* weigh
     for (; p + V <= panels; p += V) {
         linear_tile<R, V, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k, acc + p * acc_stride,
                                  acc_stride, resume);
+    }
+    if constexpr (V > 2) {
+        for (; p + 2 <= panels; p += 2) {
+            linear_tile<R, 2, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k,
+                                     acc + p * acc_stride, acc_stride, resume);
+        }
     }
     for (; p < panels; ++p) {
         linear_tile<R, 1, kBf16>(x, x_stride, weight + p * panel_bytes, panel_bytes, k, acc + p * acc_stride,
