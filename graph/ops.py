@@ -7,6 +7,10 @@ Both stages share the domain: what capture emits (a leading batch dimension of o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
 
 #: Domain and version of the ops that ONNX lacks.
 DOMAIN = "castiron"
@@ -65,3 +69,30 @@ OPS: dict[str, OpSpec] = {
     "Embedding": OpSpec(("ids", "table"), ("y",), ("scale", "index_offset")),
     "GatherRows": OpSpec(("x", "logit_rows"), ("y",)),
 }
+
+
+def check_vocabulary(model: onnx.ModelProto) -> None:
+    """Raise ValueError when a node of the castiron domain is not as the vocabulary has it.
+
+    A pass that emits an op with a missing operand or a misspelt attribute is found here, by name, instead of
+    in the arithmetic of an engine.
+    """
+    for node in model.graph.node:
+        if node.domain != DOMAIN:
+            continue
+        spec = OPS.get(node.op_type)
+        if spec is None:
+            raise ValueError(f"{node.name}: the castiron domain has no op {node.op_type!r}")
+        operands = list(node.input)
+        if (
+            len(operands) > len(spec.inputs)
+            or not all(operands[: spec.required])
+            or len(operands) < spec.required
+        ):
+            raise ValueError(
+                f"{node.name}: {node.op_type}({', '.join(spec.inputs)}): {len(operands)} operands, "
+                f"{sum(map(bool, operands))} of them given"
+            )
+        unknown = {attribute.name for attribute in node.attribute} - set(spec.attributes)
+        if unknown:
+            raise ValueError(f"{node.name}: {node.op_type} has no attribute {', '.join(sorted(unknown))}")

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import onnx
 import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 
+from ..ops import check_vocabulary
 from .canonicalize import canonicalize
 from .clean_up import clean_up
 from .drop_batch import drop_batch
@@ -86,7 +87,9 @@ def run_passes(
         if dump_dir is not None:
             path = dump_dir / f"{number:02d}_{rewrite.__name__}.onnx"
             path.write_bytes(export(rewriter).SerializeToString())
-    return export(rewriter), reports
+    rewritten = export(rewriter)
+    check_vocabulary(rewritten)
+    return rewritten, reports
 
 
 def export(rewriter: Rewriter) -> onnx.ModelProto:
