@@ -23,9 +23,9 @@ struct SequenceSlice {
 
 // A step: everything a device needs besides the program. All spans stay valid until forward() returns.
 struct Batch {
-    std::span<const int32_t> token_ids;    // [T]
-    std::span<const int32_t> positions;    // [T]
-    std::span<const int32_t> logit_rows;   // [N] rows of the packed tokens, ascending
+    std::span<const int32_t> token_ids;        // [T]
+    std::span<const int32_t> positions;        // [T]
+    std::span<const int32_t> logit_rows;       // [N] rows of the packed tokens, ascending
     std::span<const SequenceSlice> sequences;  // in row order, covering all T rows
 };
 
@@ -44,14 +44,15 @@ public:
 };
 
 struct HostOptions {
-    int num_threads = 0;      // 0: all cores this process may run on
-    bool huge_pages = true;   // ask for 2 MiB pages for weights, arena and KV
-    std::string isa;          // "": the best of this CPU; "avx2" or "avx512" force one (tests)
+    int num_threads = 0;     // 0: all cores this process may run on
+    bool huge_pages = true;  // ask for 2 MiB pages for weights, arena and KV
+    std::string isa;         // "": the best of this CPU; "avx2" or "avx512" force one (tests)
 };
 
 // Throws std::invalid_argument with a message for the user when the program is not valid for this device
 // (unknown kernel, wrong operand shapes, values outside the arena, weights too small).
 // Weights are copied into the device's own memory: Weight::data need not outlive this call.
-[[nodiscard]] std::unique_ptr<Device> make_host_device(std::shared_ptr<const Program> program, const HostOptions& options);
+[[nodiscard]] std::unique_ptr<Device> make_host_device(std::shared_ptr<const Program> program,
+                                                       const HostOptions& options);
 
 }  // namespace castiron
