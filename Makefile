@@ -25,14 +25,15 @@ lint: $(VENV)/installed-dev
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p castiron
 	find cpp -name '*.h' -o -name '*.cc' -o -name '*.inl' | xargs $(BIN)/clang-format --dry-run --Werror
 
-# The C++ tests run under AddressSanitizer and UBSan, the engine loop under ThreadSanitizer as well.
+# The C++ tests run under AddressSanitizer and UBSan, those of the engine loop under ThreadSanitizer as well.
+SANITIZED := -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DCASTIRON_TESTS=ON -DCASTIRON_WERROR=ON
 cpp-test: $(VENV)/installed-dev
-	cmake -S . -B _build_asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCASTIRON_TESTS=ON -DCASTIRON_WERROR=ON -DCASTIRON_SANITIZE=address,undefined
-	cmake --build _build_asan -j $(JOBS)
-	ctest --test-dir _build_asan --output-on-failure
-	cmake -S . -B _build_tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCASTIRON_TESTS=ON -DCASTIRON_WERROR=ON -DCASTIRON_SANITIZE=thread
-	cmake --build _build_tsan -j $(JOBS)
-	ctest --test-dir _build_tsan --output-on-failure
+	cmake -S . -B _build_asan $(SANITIZED) -DCASTIRON_SANITIZE=address,undefined
+	cmake --build _build_asan -j $(JOBS) --target host_tests runtime_tests
+	ctest --test-dir _build_asan --output-on-failure --no-tests=error
+	cmake -S . -B _build_tsan $(SANITIZED) -DCASTIRON_SANITIZE=thread
+	cmake --build _build_tsan -j $(JOBS) --target runtime_tests
+	ctest --test-dir _build_tsan --output-on-failure --no-tests=error -R runtime
 
 python-test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest

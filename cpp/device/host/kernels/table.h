@@ -68,8 +68,10 @@ struct LinearArgs {
 // One call covers at most these many rows and blocks; they bound its scratch.
 inline constexpr int64_t kMaxLinearRows = 192;
 inline constexpr int64_t kMaxLinearBlocks = 8;
-// Input features whose weights (16 of them, as float32) stay in the first-level cache.
-inline constexpr int64_t kLinearDepth = 288;
+// Inputs in one chain of multiply-adds, and whose weights (16 outputs, as float32) stay in the first-level
+// cache. Even, so that no bf16 pair is cut. Part of the arithmetic (docs/program.md): engines' results change
+// with it.
+inline constexpr int64_t kLinearDepth = 192;
 inline constexpr size_t kLinearScratchFloats =
     static_cast<size_t>(kMaxLinearRows * kMaxLinearBlocks * 2 * 16 + kLinearDepth * 16 * 2);
 
