@@ -36,6 +36,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -71,7 +72,7 @@ class ChatTemplate:
 
         try:
             text = self._compiled.render(
-                **{
+                {
                     **self._special_tokens,
                     **variables,
                     "messages": chat,

@@ -102,6 +102,11 @@ class Session:
         return len(self._requests)
 
     @property
+    def capacity(self) -> int | None:
+        """Requests that may run and wait together; None = no bound."""
+        return self._capacity
+
+    @property
     def seconds_since_progress(self) -> float:
         """Seconds since the engine last did something for a request; 0 while there is nothing to do."""
         return time.monotonic() - self._progress if self._requests else 0.0
@@ -109,6 +114,10 @@ class Session:
     def on_batch(self, hook: Callable[[], None]) -> None:
         """Call ``hook`` on the session's thread after the updates of each poll."""
         self._after_batch.append(hook)
+
+    def token_ids(self, prompt: Any) -> list[int]:
+        """A prompt as a list of ids of the vocabulary, at least one; ParameterError for anything else."""
+        return _token_ids(prompt, self.info.vocab_size)
 
     def check(
         self, prompt_ids: Any, params: SamplingParams, default_max_tokens: int | None = None
@@ -122,7 +131,7 @@ class Session:
             ParameterError: ids that are none of the vocabulary, stop strings without a tokenizer.
             ContextLengthError: prompt and new tokens do not fit into ``max_seq_len``.
         """
-        ids = _token_ids(prompt_ids, self.info.vocab_size)
+        ids = self.token_ids(prompt_ids)
         limit, asked = self.info.max_seq_len, params.max_tokens
         least = len(ids) + (1 if asked is None else asked)
         if least > limit:

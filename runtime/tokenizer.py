@@ -71,7 +71,7 @@ class Tokenizer:
             del ids[0]
         return ids
 
-    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], /, **options: Any) -> list[int]:
         """Token ids of a conversation; ``options`` as for ``ChatTemplate.render``.
 
         Raises:
@@ -79,7 +79,7 @@ class Tokenizer:
         """
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+    def render_chat(self, messages: Sequence[Message], /, **options: Any) -> str:
         """The prompt text of a conversation; the template writes BOS itself where the model wants it."""
         templates = self.chat_templates
         name = "tool_use" if options.get("tools") and "tool_use" in templates else "default"

@@ -20,12 +20,16 @@ from .service import Service, refuse_unserved
 from .streaming import EventStream, event, while_connected
 from .text_logprobs import chat_logprobs
 
+#: What the template gets from the request's own fields, which chat_template_kwargs must not contradict.
+_OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """Answer one request."""
     body = await parse(request, ChatBody, service.config.max_body_bytes)
     service.admit(body.model)
     _check(body)
+    service.admit_outputs(1, body.n or 1)
     prompt = await service.off_loop(lambda: _encode(service, body))
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens == 0:
@@ -53,6 +57,13 @@ def _check(body: ChatBody) -> None:
         raise ApiError(400, "tool_choice needs tools", "tool_choice")
     if body.tools and body.tool_choice != "none":
         raise ApiError(501, "tool calls are not supported by this server; set tool_choice to none", "tools")
+    for name in body.chat_template_kwargs or {}:
+        if name in _OWN_FIELDS:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs holds {name!r}, which is a field of the request itself",
+                "chat_template_kwargs",
+            )
     if body.response_format is not None and body.response_format.type != "text":
         kind = body.response_format.type[:80]
         raise ApiError(501, f"response_format {kind!r} is not supported by this server", "response_format")

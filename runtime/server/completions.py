@@ -30,6 +30,8 @@ async def completions(service: Service, request: Request) -> Response:
     body = await parse(request, CompletionBody, service.config.max_body_bytes)
     service.admit(body.model)
     _check(body)
+    # Before anything is done for each prompt: 16 MiB hold millions of them.
+    service.admit_outputs(_prompt_count(body), body.n or 1)
     prompts, texts = await service.off_loop(lambda: _prompts(service, body))
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
@@ -56,6 +58,11 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(400, "echo with logprobs cannot be streamed; set stream=false", "echo")
 
 
+def _prompt_count(body: CompletionBody) -> int:
+    one = isinstance(body.prompt, str) or isinstance(next(iter(body.prompt), None), int)
+    return 1 if one else len(body.prompt)
+
+
 def _prompts(service: Service, body: CompletionBody) -> tuple[list[list[int]], list[str | None]]:
     """Token ids of each prompt, and its text for echo; on a worker thread."""
     session = service.engine.session
@@ -77,7 +84,7 @@ def _prompts(service: Service, body: CompletionBody) -> tuple[list[list[int]], l
             prompts.append(ids)
             texts.append(prompt)
         else:
-            prompts.append(list(prompt))
+            prompts.append(session.token_ids(prompt))
             known = session.tokenizer if body.echo else None
             texts.append(known.decode(prompt, False) if known is not None else None)
     return prompts, texts

@@ -102,6 +102,17 @@ class Service:
                 "model_not_found",
             )
 
+    def admit_outputs(self, prompts: int, n: int) -> None:
+        """Refuse more outputs than the queue can ever hold: 429 would make clients try for ever."""
+        capacity = self.engine.session.capacity
+        if capacity is not None and prompts * n > capacity:
+            raise ParameterError(
+                f"the request asks for {prompts * n} outputs ({prompts} prompts, n = {n}), and this server "
+                f"accepts at most {capacity} at once; send it in parts, or start the server with a larger "
+                "--max-queue-size",
+                "n" if n > capacity else "prompt",
+            )
+
     def params(self, body: CompletionBody | ChatBody, **changes: Any) -> SamplingParams:
         """Sampling parameters: the request's, else the model's, else the API's."""
         given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}

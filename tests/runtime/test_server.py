@@ -240,6 +240,8 @@ BAD = [
     ({"prompt": [[]]}, 400, "prompt"),
     ({"prompt": [10**6]}, 400, "prompt"),
     ({"prompt": {"a": 1}}, 400, "prompt"),
+    ({"prompt": [-1], "echo": True}, 400, "prompt"),
+    ({"prompt": [[5], [1 << 70]], "echo": True, "max_tokens": 0, "logprobs": 1}, 400, "prompt"),
     ({}, 400, "prompt"),
     ({"prompt": "x", "model": "other"}, 404, "model"),
     ({"prompt": "x", "logit_bias": {"5": 1}}, 501, "logit_bias"),
@@ -269,6 +271,8 @@ BAD_CHAT = [
     ({"messages": USER, "response_format": {"type": "json_object"}}, 501),
     ({"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]}, 501),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400),
+    ({"messages": USER, "chat_template_kwargs": {"messages": []}}, 400),
+    ({"messages": USER, "chat_template_kwargs": {"add_generation_prompt": False}}, 400),
 ]
 
 
@@ -277,6 +281,14 @@ def test_bad_chats_get_their_status(server, body, status):
     answer = post(server, "/v1/chat/completions", **body)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_template_variables_may_have_any_other_name(server):
+    names = {"self": 1, "variables": 2, "": 3, "options": 4, "args": 5}
+    answer = post(
+        server, "/v1/chat/completions", messages=USER, max_completion_tokens=1, chat_template_kwargs=names
+    )
+    assert answer.status_code == 200, answer.text
 
 
 def test_over_context_says_the_sentence_that_clients_look_for(server):
@@ -406,9 +418,30 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder)
             t.join()
         assert [a.status_code for a in answers] == [200] * 3
         # n counts n, and a request that does not fit as a whole leaves none of its outputs running
-        assert post(server, "/v1/completions", prompt=[5], max_tokens=60, n=4).status_code == 429
+        thread = threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
+        thread.start()
+        wait_until(lambda: server[1].engine.session.unfinished == 1)
+        assert post(server, "/v1/completions", prompt=[5], max_tokens=60, n=3).status_code == 429
+        thread.join()
         wait_until(lambda: server[1].engine.session.unfinished == 0)
         assert post(server, "/v1/completions", prompt=[5], max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": [[5]] * 4}, "prompt"),
+        ({"prompt": ["a", "b"], "n": 2}, "prompt"),
+        ({"prompt": [5], "n": 4}, "n"),
+        ({"prompt": ["a"] * 1_000_000}, "prompt"),
+    ],
+)
+def test_a_request_that_no_queue_could_ever_hold_is_400_at_once(folder, body, param):
+    with live_server.serve(FakeCore(max_batch_size=2), tokenizer_dir=folder, max_queue_size=1) as server:
+        answer = post(server, "/v1/completions", **body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert post(server, "/v1/completions", prompt=[[5]] * 3, max_tokens=1).status_code == 200
+        assert post(server, "/v1/chat/completions", messages=USER, n=4).status_code == 400
 
 
 def test_stopping_finishes_what_was_accepted(folder):
