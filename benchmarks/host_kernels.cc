@@ -154,8 +154,8 @@ int main(int argc, char** argv) {
     HostOptions options;
     options.num_threads = argc > 1 ? std::atoi(argv[1]) : 0;
     options.isa = argc > 2 ? argv[2] : "";
-    const std::vector<int> cpus = host::usable_cpus();
-    const int threads = options.num_threads > 0 ? options.num_threads : static_cast<int>(cpus.size());
+    const int cpus = host::usable_cpus();
+    const int threads = options.num_threads > 0 ? options.num_threads : cpus;
     host::ThreadPool pool(threads, cpus);
 
     const size_t floats = size_t{128} << 20;

@@ -81,8 +81,8 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
         const nb::gil_scoped_release unlocked;
         auto device = make_host_device(program, options.host);
         made->fixed.isa = host::isa_name(host::choose_isa(options.host.isa));
-        made->fixed.num_threads = options.host.num_threads > 0 ? options.host.num_threads
-                                                               : static_cast<int>(host::usable_cpus().size());
+        made->fixed.num_threads =
+            options.host.num_threads > 0 ? options.host.num_threads : host::usable_cpus();
         made->fixed.arena_bytes = program->arena_bytes;
         for (Weight& weight : program->weights) {
             made->fixed.weights_bytes += weight.bytes;
@@ -126,7 +126,7 @@ nb::dict cpu_features() {
     features["avx512vnni"] = __builtin_cpu_supports("avx512vnni") != 0;
     features["avx512bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
     features["isa"] = std::string(host::isa_name(host::choose_isa("")));
-    features["cpus"] = host::usable_cpus().size();
+    features["cpus"] = host::usable_cpus();
     return features;
 }
 

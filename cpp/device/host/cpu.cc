@@ -3,6 +3,7 @@
 #include <cpuid.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <set>
@@ -84,21 +85,20 @@ Isa choose_isa(const std::string& name) {
     throw std::invalid_argument("unknown isa '" + name + "': expected avx2, avx512 or portable");
 }
 
-std::vector<int> usable_cpus() {
+int usable_cpus() {
     cpu_set_t set;
     CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return {0};
-    std::vector<int> cpus;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    int cpus = 0;
     std::set<std::string> cores;
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
         if (!CPU_ISSET(static_cast<size_t>(cpu), &set)) continue;
         std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
                            "/topology/thread_siblings_list");
         std::string siblings;
-        if (!std::getline(file, siblings) || cores.insert(siblings).second) cpus.push_back(cpu);
+        if (!std::getline(file, siblings) || cores.insert(siblings).second) ++cpus;
     }
-    if (cpus.empty()) cpus.push_back(0);
-    return cpus;
+    return std::max(cpus, 1);
 }
 
 }  // namespace castiron::host

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace castiron::host {
 
@@ -18,8 +17,8 @@ enum class Isa { kPortable, kAvx2, kAvx512 };
 // for an instruction set that this machine lacks.
 [[nodiscard]] Isa choose_isa(const std::string& name);
 
-// The logical CPUs this process may run on, one per physical core where siblings are known: a second hardware
-// thread adds nothing to kernels that already fill the vector units.
-[[nodiscard]] std::vector<int> usable_cpus();
+// How many CPUs this process may run on, counting one per physical core where siblings are known: a second
+// hardware thread adds nothing to kernels that already fill the vector units.
+[[nodiscard]] int usable_cpus();
 
 }  // namespace castiron::host

@@ -15,10 +15,10 @@ namespace castiron {
 namespace host {
 namespace {
 
-int thread_count(const HostOptions& options, const std::vector<int>& cpus) {
+int thread_count(const HostOptions& options, int cpus) {
     if (options.num_threads < 0 || options.num_threads > 1024)
         throw std::invalid_argument("num_threads must be 0 to 1024");
-    return options.num_threads > 0 ? options.num_threads : static_cast<int>(cpus.size());
+    return options.num_threads > 0 ? options.num_threads : cpus;
 }
 
 const Operand* find(const std::vector<Operand>& values, const char* name) {
@@ -189,7 +189,7 @@ private:
     std::shared_ptr<const Program> program_;
     bool huge_pages_;
     const KernelTable& kernels_;
-    std::vector<int> cpus_;
+    int cpus_;
     std::vector<Operand> values_;
     KvCache kv_;
     HugeBuffer weights_, arena_, scratch_, workspace_;

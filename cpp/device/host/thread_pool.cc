@@ -1,32 +1,21 @@
 #include "device/host/thread_pool.h"
 
 #include <immintrin.h>
-#include <pthread.h>
-#include <sched.h>
 
 namespace castiron::host {
 namespace {
 
-// A pause takes 40 to 140 cycles by CPU model: about 100 µs in all.
-constexpr int kSpins = 4000;
-
-void pin(std::thread& thread, int cpu) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(static_cast<size_t>(cpu), &set);
-    // A refusal (cgroup changed meanwhile) only costs locality.
-    (void)pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
-}
+// About a millisecond: longer than any gap inside a decode, so that threads do not sleep between steps.
+// Sleeping earlier was worse wherever something else wants the CPU: it then runs for a whole time slice.
+constexpr int kSpins = 50000;
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus)
-    : threads_(threads < 1 ? 1 : threads), spins_(static_cast<size_t>(threads_) <= cpus.size() ? kSpins : 0) {
+ThreadPool::ThreadPool(int threads, int cpus)
+    : threads_(threads < 1 ? 1 : threads), spins_(threads_ <= cpus ? kSpins : 0) {
     workers_.reserve(static_cast<size_t>(threads_ - 1));
     for (int part = 1; part < threads_; ++part) {
         workers_.emplace_back([this, part] { work(part); });
-        if (static_cast<size_t>(threads_) <= cpus.size())
-            pin(workers_.back(), cpus[static_cast<size_t>(part)]);
     }
 }
 

@@ -13,9 +13,9 @@ namespace castiron::host {
 
 class ThreadPool {
 public:
-    // `threads` includes the thread that calls run(). Workers are pinned to cpus[1..] when there is a CPU for
-    // each thread; the caller's own affinity is left alone.
-    ThreadPool(int threads, const std::vector<int>& cpus);
+    // `threads` includes the thread that calls run(). With a CPU for each, waiting threads spin before they
+    // sleep. Nobody is pinned: on a shared machine a pinned thread waits for its CPU while another is idle.
+    ThreadPool(int threads, int cpus);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
