@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,11 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt are both true; one message can be "
                 "continued or a "
                 "new one begun, so set one of them to false"
+            )
+        if not isinstance(messages, Iterable):
+            raise RequestError(
+                f"messages is of type {type(messages).__name__}; expected a list of objects with a role and "
+                "a content"
             )
         chat = [self._plain(m) for m in messages]
         if continue_final_message:

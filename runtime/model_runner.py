@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -209,6 +209,11 @@ class ModelRunner:
 
 def _merge(sampling_params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
     """SamplingParams with the keyword arguments of ``generate`` in their place."""
+    if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
+        raise ParameterError(
+            f"sampling_params is of type {type(sampling_params).__name__}; expected SamplingParams",
+            param="sampling_params",
+        )
     base = sampling_params or SamplingParams()
     given: dict[str, Any] = {}
     for name, value in options.items():
@@ -243,6 +248,8 @@ def _prompts(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[list[
         found = "neither" if prompts is None else "both"
         raise RequestError(f"{found} of input_ids and prompts given; give token ids or text")
     if prompts is not None:
+        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+            raise RequestError(f"prompts is of type {type(prompts).__name__}; expected a text or several")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         for text in texts:
             if not isinstance(text, str):

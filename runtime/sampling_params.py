@@ -141,6 +141,8 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
 
 
 def _stop_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    if value is not None and not isinstance(value, Iterable):
+        _refuse("stop", value, "a string or a list of strings")
     strings: tuple[Any, ...] = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     if len(strings) > MAX_STOP_STRINGS:
         _refuse("stop", strings, f"at most {MAX_STOP_STRINGS} strings")

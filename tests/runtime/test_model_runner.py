@@ -109,6 +109,11 @@ def test_bad_parameters_fail_the_call_before_anything_runs(runner):
         runner.generate(input_ids=[1], prompts="x")
     with pytest.raises(RequestError, match="same as max_tokens"):
         runner.generate(input_ids=[1], max_tokens=1, max_new_tokens=2)
+    with pytest.raises(RequestError, match="of type dict; expected SamplingParams"):
+        runner.generate(input_ids=[1], sampling_params={"temperature": 1})
+    for prompts in (5, b"text"):
+        with pytest.raises(RequestError, match="prompts is of type"):
+            runner.generate(prompts=prompts)
     assert runner.session.core.submitted == []
 
 
@@ -274,6 +279,8 @@ def test_chat_goes_through_the_template(tokenizer_dir):
         expected = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
         assert runner.tokenizer.decode(core.submitted[-1][0], False) == expected
         assert result.outputs[0].text.startswith("Hi!"[: len(result.outputs[0].text)])
+        with pytest.raises(RequestError, match="messages is of type NoneType"):
+            runner.chat(None)
 
 
 def test_calls_from_several_threads_share_the_batch(runner):

@@ -36,6 +36,7 @@ BAD = [
     ("frequency_penalty", 1e9),
     ("stop", [""]),
     ("stop", [3]),
+    ("stop", 3),
     ("stop", ["x"] * 65),
     ("stop", ["x" * 1025]),
     ("stop_token_ids", [-1]),
