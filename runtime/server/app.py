@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -108,6 +109,8 @@ async def _answer(work: Any) -> Response:
         response: Response = await work
     except ClientGoneError:
         return Response(status_code=_CLIENT_GONE)
+    except asyncio.CancelledError:  # uvicorn would answer "Internal Server Error" and log a trace
+        return errors.response(errors.shut_down())
     return response
 
 

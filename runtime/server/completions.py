@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +22,10 @@ from .protocol import CompletionBody
 from .service import Service, refuse_unserved
 from .streaming import EventStream, event, while_connected
 from .text_logprobs import completion_logprobs
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -111,19 +116,26 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer without a stream."""
-        found = await self._generation.all()
-        choices = []
+        updates: list[list[Update]] = [[] for _ in self._generation.choices]
         scored: dict[int, list[TokenLogprob | None]] = {}
-        for choice, updates in zip(self._generation.choices, found, strict=True):
-            prompt = choice.index // self._n
-            logits = next((u.context_logits for u in updates if u.context_logits is not None), None)
-            if logits is not None:
-                work = partial(prompt_logprobs, choice.prompt_ids, logits, self._body.logprobs or 0)
-                scored[prompt] = await self._service.off_loop(work)
+        async for batch in self._generation.batches():
+            for choice, update in batch:
+                if update.context_logits is not None:
+                    # As they come: the logits of all prompts together may be more than the memory.
+                    scored[choice.index // self._n] = await self._score(choice, update.context_logits)
+                    update = replace(update, context_logits=None)
+                updates[choice.index].append(update)
+        choices = []
+        for choice in self._generation.choices:
+            entries = scored.get(choice.index // self._n, [])
             choices.append(
-                self._choice(choice, joined(updates), 0, self._echo(choice), scored.get(prompt, []))
+                self._choice(choice, joined(updates[choice.index]), 0, self._echo(choice), entries)
             )
         return {**self._head, "choices": choices, "usage": self._generation.usage(self._n)}
+
+    async def _score(self, choice: Choice, logits: npt.NDArray[np.float32]) -> list[TokenLogprob | None]:
+        work = partial(prompt_logprobs, choice.prompt_ids, logits, self._body.logprobs or 0)
+        return await self._service.off_loop(work)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as a stream."""

@@ -38,6 +38,11 @@ class ApiError(Exception):
         self.code = code
 
 
+def shut_down() -> ApiError:
+    """For a request that the server's shutdown did not wait for."""
+    return ApiError(503, "the server was shut down before the request was finished; send it again")
+
+
 def envelope(
     status: int, message: str, param: str | None = None, code: str | int | None = None
 ) -> dict[str, Any]:

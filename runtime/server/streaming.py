@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import ApiError, describe
+from .errors import ApiError, describe, shut_down
 
 _T = TypeVar("_T")
 DONE = b"data: [DONE]\n\n"
@@ -83,6 +83,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             with contextlib.suppress(ClientGoneError, OSError):
                 await while_connected(receive, self._send_all(send))
+        except (
+            asyncio.CancelledError
+        ):  # a shutdown that waits no longer; a client that goes is no cancellation
+            _, body = describe(shut_down())
+            await send({"type": "http.response.body", "body": event(body) + DONE, "more_body": False})
         finally:
             self._close()
 

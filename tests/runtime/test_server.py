@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -13,6 +14,11 @@ import live_server
 import make_tokenizer
 import numpy as np
 import pytest
+from castiron.runtime.async_engine import AsyncEngine
+from castiron.runtime.logprobs import prompt_logprobs
+from castiron.runtime.server import completions
+from castiron.runtime.server.app import make_app
+from castiron.runtime.server.service import ServerConfig, Service
 from castiron.runtime.tokenizer import Tokenizer
 from fake_core import FakeCore, greedy
 
@@ -193,6 +199,25 @@ def test_echo_with_logprobs_scores_the_prompt(server, folder, max_tokens):
         assert max(logprobs["top_logprobs"][i].values()) == pytest.approx(raw.max(), abs=1e-5)
     assert "".join(logprobs["tokens"][: len(prompt)]) == "The quick fox"
     assert logprobs["text_offset"][:2] == [0, len(logprobs["tokens"][0])]
+
+
+def test_a_prompt_is_scored_when_its_logits_come_and_not_when_all_have_come(folder, monkeypatch):
+    left = []
+    core = FakeCore(step_seconds=0.05, max_batch_size=1)
+    with live_server.serve(core, tokenizer_dir=folder) as server:
+
+        def score(ids, logits, top):
+            left.append(server[1].engine.session.unfinished)
+            return prompt_logprobs(ids, logits, top)
+
+        monkeypatch.setattr(completions, "prompt_logprobs", score)
+        body = {"prompt": [[5, 6], [7, 8], [9, 10]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 1}
+        choices = post(server, "/v1/completions", **body).json()["choices"]
+    assert left[0] > 0, left
+    assert len(left) == 3
+    for choice, ids in zip(choices, [p for p in body["prompt"] for _ in range(2)], strict=True):
+        raw = fake_core.log_softmax(fake_core.logits(ids[:1]))
+        assert choice["logprobs"]["token_logprobs"][1] == pytest.approx(raw[ids[1]], abs=1e-5)
 
 
 def test_chat_logprobs_name_tokens_and_bytes(server):
@@ -458,6 +483,48 @@ def test_stopping_finishes_what_was_accepted(folder):
     assert answers[0].json()["usage"]["completion_tokens"] == 60
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_the_shutdown_does_not_wait_for_gets_503_or_an_error_event(folder, stream):
+    body = json.dumps({"prompt": [5], "max_tokens": 200, "stream": stream}).encode()
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+    }
+    sent = []
+
+    async def cut():
+        session = fake_core.make_session(FakeCore(step_seconds=0.01), tokenizer_dir=folder)
+        service = Service(AsyncEngine(session), ServerConfig(("fake",)))
+        inbox = asyncio.Queue()
+        inbox.put_nowait({"type": "http.request", "body": body})
+
+        async def send(message):
+            sent.append(message)
+
+        task = asyncio.create_task(make_app(service)(scope, inbox.get, send))
+        while not session.unfinished or (stream and len(sent) < 3):
+            await asyncio.sleep(0.01)
+        task.cancel()  # what uvicorn does after --shutdown-timeout, and asyncio after a second signal
+        await task
+        while session.unfinished:
+            await asyncio.sleep(0.01)
+        await service.close()
+
+    asyncio.run(cut())
+    assert sent[0]["status"] == (200 if stream else 503)
+    raw = b"".join(m["body"] for m in sent[1:]).decode()
+    assert not sent[-1].get("more_body")
+    if stream:
+        assert raw.endswith("\n\ndata: [DONE]\n\n")
+        raw = raw.split("\n\n")[-3].removeprefix("data: ")
+    assert json.loads(raw)["error"]["type"] == "ServiceUnavailableError"
+
+
 def test_while_draining_ready_is_503_and_new_requests_are_refused(folder):
     with live_server.serve(tokenizer_dir=folder) as server:
         server[1].draining = True
@@ -563,8 +630,6 @@ def test_the_openai_client_works(server):
 
 
 def test_prompt_logprobs_pick_the_largest_of_every_row():
-    from castiron.runtime.logprobs import prompt_logprobs
-
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((150, 33)).astype(np.float32)
     ids = rng.integers(0, 33, 150).tolist()
