@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -64,6 +66,10 @@ class Session:
         self._progress = time.monotonic()
         self._thread = threading.Thread(target=self._dispatch, name="castiron-events", daemon=True)
         self._thread.start()
+        self._process = os.getpid()
+        # At exit Python kills daemon threads where they wait for the GIL, here inside the core's poll: the
+        # unwinding of its C++ frames would abort the process.
+        atexit.register(self.close)
 
     @cached_property
     def _loaded_tokenizer(self) -> Tokenizer | None:
@@ -176,6 +182,11 @@ class Session:
         request = Request(ids, params, self._eos, make, sink)
         core_params = self._core_params(params, context_logits)
         prompt = np.asarray(ids, dtype=np.int32)
+        if os.getpid() != self._process:
+            raise EngineError(
+                "this process was forked from the one that loaded the engine, and an engine's threads do not "
+                "survive that; load it in the child"
+            )
         with self._wake:
             self._check_alive()
             if self._capacity is not None and len(self._requests) >= self._capacity:
@@ -201,6 +212,8 @@ class Session:
 
     def close(self) -> None:
         """Stop the engine; requests that still run end with an error. May be called twice."""
+        if os.getpid() != self._process:
+            return  # a forked child has neither of the threads that would be waited for
         with self._wake:
             if self._closed:
                 return
@@ -208,6 +221,7 @@ class Session:
             self._wake.notify()
         self._thread.join()
         self.core.shutdown()
+        atexit.unregister(self.close)
 
     def _detokenizer(self, ids: list[int], params: SamplingParams) -> Any:
         tokenizer = self.need_tokenizer()
