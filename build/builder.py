@@ -70,6 +70,8 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
     notes = [*checkpoint.notes, *captured.report.notes, *ignored]
     plan = _plan(checkpoint, lowered, limits, options)
     phases.progress.plan(plan)
+    for note in (*checkpoint.notes, *captured.report.notes):
+        phases.progress.note(note)
     report = BuildReport(
         output_dir=str(output_dir),
         plan=plan,
@@ -128,7 +130,7 @@ def _check_disk(output_dir: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise BuildError(
-            f"the engine needs about {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free; "
+            f"the engine needs about {needed / 1e6:,.0f} MB and {folder} has {free / 1e6:,.0f} MB free; "
             "free some space or choose another output folder"
         )
 
@@ -188,7 +190,8 @@ def _write(
 def _golden(checkpoint: Checkpoint, vocab_size: int, limits: Limits) -> dict[str, Any]:
     from ..graph.reference import SourceModel
 
-    return make_golden(SourceModel(checkpoint), vocab_size, limits, golden_ids(checkpoint))
+    source = SourceModel(checkpoint, max_seq_len=limits.max_seq_len)
+    return make_golden(source, vocab_size, limits, golden_ids(checkpoint))
 
 
 def _verify(path: Path, options: BuildOptions, phases: Phases) -> Verification:

@@ -18,6 +18,7 @@ from torch import nn
 from castiron.errors import UnsupportedModelError
 
 from .capturing.patches import Patches
+from .capturing.rope import freeze_frequencies
 from .checkpoint import Checkpoint
 from .streamed import StreamedParameter, read_float32
 
@@ -32,14 +33,25 @@ _SMALL: Final = 1 << 20
 class SourceModel:
     """The model of a checkpoint, run by transformers in float32 with eager attention."""
 
-    def __init__(self, checkpoint: Checkpoint, whole_model_bytes: int = WHOLE_MODEL_BYTES) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        whole_model_bytes: int = WHOLE_MODEL_BYTES,
+        *,
+        max_seq_len: int | None = None,
+    ) -> None:
         """Build the model; weights are loaded at once below ``whole_model_bytes``, else read when used.
+
+        ``max_seq_len`` fixes the rotary table as capture does: without it a model with two tables (longrope)
+        answers a short prompt with the short one, which an engine for long requests never uses.
 
         Raises ``CheckpointError`` when a parameter has no stored tensor or another shape, and
         ``UnsupportedModelError`` when transformers cannot build the model.
         """
         self.streamed = 4 * sum(tensor.size for tensor in checkpoint.tensors.values()) > whole_model_bytes
         self._model = _empty_model(checkpoint)
+        if max_seq_len is not None:
+            freeze_frequencies(self._model, max_seq_len)
         _fill(self._model, checkpoint, self.streamed)
 
     def logits(self, token_ids: Tokens, rows: Tokens) -> npt.NDArray[np.float32]:

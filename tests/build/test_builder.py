@@ -96,7 +96,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
-    with pytest.raises(BuildError, match="GB free"):
+    with pytest.raises(BuildError, match="has 0 MB free"):
         build(checkpoint, tmp_path / "engine", BuildOptions(**SMALL))
     assert list(tmp_path.iterdir()) == []
 
@@ -111,3 +111,18 @@ def test_a_tensor_that_no_part_of_the_model_uses_stops_the_build(checkpoint: Pat
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="extra_proj"):
         build(folder, tmp_path / "engine", BuildOptions(**SMALL))
+
+
+def test_an_engine_with_the_long_rotary_table_is_compared_with_the_source_on_that_table(
+    tmp_path: Path,
+) -> None:
+    # Every golden prompt of 31 tokens is short for transformers (128 positions or fewer), the engine of 512
+    # positions rotates by the long table always.
+    make_checkpoint("phi3_longrope", tmp_path / "model")
+    recorder = Recorder()
+    options = BuildOptions(dtype="float32", max_batch_size=2, verify="always")
+    report = build(tmp_path / "model", tmp_path / "engine", options, recorder)
+    assert report.verification is not None
+    assert report.verification.passed
+    assert any("long table" in note for note in report.notes)
+    assert "note" in recorder.events[recorder.events.index("plan") :]
