@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from castiron.errors import BuildError
 
 from ..engines.program import Limits
@@ -114,5 +116,6 @@ def resolve_limits(options: BuildOptions, hf_config: Any) -> Limits:
         )
     try:
         return Limits(max_batch_size=batch, max_num_tokens=tokens, max_logit_rows=rows, max_seq_len=seq_len)
-    except ValueError as error:
-        raise BuildError(f"the limits are out of range: {error}") from None
+    except ValidationError as error:
+        found = [f"{one['loc'][0]} is {one['input']}: {one['msg']}" for one in error.errors()]
+        raise BuildError(f"the limits are out of range: {'; '.join(found)}") from None

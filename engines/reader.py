@@ -177,6 +177,12 @@ def _read_manifest(folder: Path) -> Manifest:
         raise EngineError(
             f"{folder}: {MANIFEST} uses more tokens than the vocabulary of {tokens.vocab_size} has."
         )
+    outside = [token for token in tokens.eos_token_ids if token >= tokens.vocab_size]
+    if outside:
+        raise EngineError(
+            f"{folder}: {MANIFEST} has the EOS token {outside[0]}, outside the vocabulary of "
+            f"{tokens.vocab_size}."
+        )
     return manifest
 
 

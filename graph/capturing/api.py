@@ -21,7 +21,7 @@ from castiron.errors import CheckpointError, UnsupportedModelError
 from ..export import Emitted, Resolve, StoredTensor, emit
 from .attention import dispatch
 from .fake import build_fake_model
-from .gates import census, check_config, check_modules, check_version
+from .gates import census, check_config, check_fields, check_modules, check_version
 from .layers import AttentionLayer, attention_layers
 from .numeric import compare
 from .trace import Traced, trace
@@ -100,6 +100,7 @@ def capture(ck: Checkpoint, *, max_seq_len: int | None = None, progress: Progres
     ``progress`` is told each phase in words. Raises UnsupportedModelError naming module and reason, and
     CheckpointError where tensors and configuration disagree or a stored tensor has no place in the model.
     """
+    check_fields(ck.config, ck.hf_config)
     captured, graph = _capture(ck.hf_config, ck.resolve, max_seq_len, progress)
     used = graph.emitted.used
     idle = {}

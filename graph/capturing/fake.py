@@ -7,6 +7,7 @@ built and are in no checkpoint; parameters are empty, so that a 70B model takes 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,14 +34,32 @@ def build_fake_model(config: Any) -> tuple[nn.Module, FakeTensorMode]:
         make: Any = AutoModelForCausalLM.from_config
         try:
             model = make(copy.deepcopy(config), dtype=torch.float32, attn_implementation=IMPLEMENTATION)
-        except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        except Exception as error:  # model code raises many kinds on a configuration it does not like
             raise UnsupportedModelError(
                 f"transformers cannot build a causal language model from the configuration of "
-                f"'{config.model_type}': {error}"
+                f"'{config.model_type}': {_reason(error, config)}"
             ) from error
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     _replace_parameters(model, mode)
     return model.eval(), mode
+
+
+def _reason(error: Exception, config: Any) -> str:
+    """The first line of ``error``; of a failed look-up, the field that holds the unknown name."""
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        name = error.args[0]
+        fields = [field for field, value in _flat(config.to_dict()) if value == name]
+        place = " and ".join(fields) or "a field"
+        return f"config.json sets {place} to {name!r}, which transformers does not know"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + str(name), value
 
 
 _register_parameter = nn.Module.register_parameter

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -28,6 +30,23 @@ _UNSUPPORTED_MODULES = (
     (re.compile(r"RGLRU|Rglru|Recurrent"), "a recurrent layer"),
 )
 
+#: Fields that change the logits and need no tensor, so that nothing else would miss them.
+_FIELDS_THAT_MATTER = (
+    "attention_chunk_size",
+    "attention_multiplier",
+    "attn_logit_softcapping",
+    "clip_qkv",
+    "embedding_multiplier",
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "query_pre_attn_scalar",
+    "residual_multiplier",
+    "sliding_window",
+)
+#: Values of such a field that change nothing: absent, switched off, a factor of one.
+_NEUTRAL = (None, False, 0, 1)
+
 
 def check_version() -> None:
     """Raises UnsupportedModelError if the installed transformers is not one that the adapter knows."""
@@ -39,6 +58,25 @@ def check_version() -> None:
         raise UnsupportedModelError(
             f"found transformers {installed}, expected {wanted}: capture hooks into its "
             f"internals, which move between releases. Run: pip install 'transformers{wanted}'"
+        )
+
+
+def check_fields(raw: Mapping[str, Any], config: Any) -> None:
+    """Refuses a config.json (``raw``) with a field that other models compute with and this one lacks.
+
+    transformers keeps such a field and ignores it: the model that was trained with it would be wrong.
+    """
+    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
+    for name in _FIELDS_THAT_MATTER:
+        value = raw.get(name)
+        if name in known or value in _NEUTRAL:
+            continue
+        if name == "sliding_window" and raw.get("use_sliding_window") is False:
+            continue
+        raise UnsupportedModelError(
+            f"config.json sets {name} to {value!r}, which '{config.model_type}' models do not have: "
+            f"transformers would ignore it. Correct model_type, or remove {name} if the model was trained "
+            f"without it"
         )
 
 
@@ -60,6 +98,10 @@ def check_config(config: Any) -> None:
             f"config.json has a quantization_config ('{method}'); this version builds from "
             f"unquantized checkpoints"
         )
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise UnsupportedModelError(f"config.json sets {name} to {size}; expected at least 1")
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_TYPES:
             raise UnsupportedModelError(

@@ -50,10 +50,16 @@ def compare(
     positions = np.arange(first_position, first_position + _TOKENS)
     expected_prefill, expected_decode = _source_logits(source, torch.tensor(tokens), torch.tensor(positions))
     evaluator = GraphEvaluator(graph, weights)
-    prefill = evaluator.run(tokens, positions)
-    evaluator.reset()
-    pieces = [evaluator.run(tokens[:_PREFILL], positions[:_PREFILL])]
-    pieces += [evaluator.run(tokens[i : i + 1], positions[i : i + 1]) for i in range(_PREFILL, _TOKENS)]
+    try:
+        prefill = evaluator.run(tokens, positions)
+        evaluator.reset()
+        pieces = [evaluator.run(tokens[:_PREFILL], positions[:_PREFILL])]
+        pieces += [evaluator.run(tokens[i : i + 1], positions[i : i + 1]) for i in range(_PREFILL, _TOKENS)]
+    except (ValueError, IndexError) as error:  # numpy's words for shapes that do not fit
+        raise UnsupportedModelError(
+            f"the captured graph of '{config.model_type}' cannot be computed ({error}): its model code "
+            f"depends on something that changes from step to step and that capture does not see"
+        ) from error
     worst = 0.0
     for what, got, expected in (
         ("prefill", prefill, expected_prefill),

@@ -26,6 +26,8 @@ from .shards import read_shards
 
 #: Piece size for whole-tensor comparisons: large enough for the disk, small beside any working set.
 _COMPARE_BYTES: Final = 8 << 20
+#: What a parameter may be stored as; anything narrower needs scales, which quantized checkpoints keep apart.
+_WEIGHT_DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,11 @@ class Checkpoint:
         for candidate in candidates:
             found = self._lookup(candidate)
             if found is not None:
+                if found.dtype.name not in _WEIGHT_DTYPES:
+                    raise CheckpointError(
+                        f"{self.folder}: tensor {found.name!r} is stored as {found.dtype.name}; expected "
+                        f"one of {', '.join(_WEIGHT_DTYPES)}. Use the unquantized checkpoint of the model."
+                    )
                 return found
         wanted = " or ".join(map(repr, candidates))
         close = ", ".join(difflib.get_close_matches(parameter, self.tensors, n=3)) or "nothing alike"

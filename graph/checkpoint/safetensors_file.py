@@ -80,6 +80,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             start = stream.read(8)
             if len(start) < 8:
                 raise _bad(path, f"found {len(start)} bytes, expected at least 8 for the header length")
+            if start == b"version ":  # of https://git-lfs.github.com/spec/v1
+                raise CheckpointError(
+                    f"{path}: is a git-lfs pointer, not the weights themselves. Run 'git lfs pull' in its "
+                    "folder, or download the file again."
+                )
             header_bytes = int.from_bytes(start, "little")
             if header_bytes > MAX_HEADER_BYTES:
                 raise _bad(path, f"found a header length of {header_bytes}, allowed are {MAX_HEADER_BYTES}")

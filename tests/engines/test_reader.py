@@ -123,6 +123,7 @@ def test_an_unreadable_file_is_refused(engine: Path) -> None:
         {"entries": {}},
         {"special_tokens": {"vocab_size": VOCAB, "vocab_size_used": VOCAB + 1}},
         {"special_tokens": {"vocab_size": VOCAB + 1, "vocab_size_used": VOCAB}},
+        {"special_tokens": {"vocab_size": VOCAB, "vocab_size_used": VOCAB, "eos_token_ids": [VOCAB]}},
         {"memory_plan": [{"item": "x", "bytes": -1}]},
     ],
 )

@@ -51,6 +51,45 @@ def test_dynamic_ntk_rope_is_refused_with_the_reason() -> None:
         capture_config(zoo.make_config("llama", rope_parameters=rope))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "foo", "rope_theta": 10000.0}},
+            "rope_parameters.rope_type to 'foo', which transformers does not know",
+        ),
+        ({"hidden_act": "bar"}, "hidden_act to 'bar', which transformers does not know"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers to -1; expected at least 1"),
+        ({"hidden_size": 0}, "hidden_size to 0; expected at least 1"),
+        ({"hidden_size": 10**13, "head_dim": 16}, "cannot build a causal language model"),
+    ],
+)
+def test_a_value_that_no_model_has_is_refused_by_its_field(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        capture_config(zoo.make_config("llama", **fields))
+
+
+@pytest.mark.parametrize("field", ["attn_logit_softcapping", "sliding_window", "residual_multiplier"])
+def test_a_field_of_another_architecture_that_changes_the_logits_is_refused(field: str) -> None:
+    config = zoo.make_config("llama")
+    with pytest.raises(UnsupportedModelError, match=f"sets {field} to 30, which 'llama' models do not have"):
+        gates.check_fields({field: 30}, config)
+    gates.check_fields({field: None, "rope_interleaved": False, "is_llama_config": True}, config)
+
+
+@pytest.mark.parametrize("name", zoo.CONFIGS)
+def test_the_configuration_of_every_supported_model_passes_the_field_check(name: str) -> None:
+    config = zoo.make_config(name)
+    gates.check_fields(config.to_dict(), config)
+
+
+def test_a_model_with_absolute_positions_from_a_buffer_is_refused_without_a_traceback() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model("bert", **sizes, vocab_size=256, is_decoder=True)
+    with pytest.raises(UnsupportedModelError, match="captured graph of 'bert' cannot be computed"):
+        capture_config(config)
+
+
 def test_falcon_with_alibi_is_refused_with_the_reason() -> None:
     config = zoo.make_config("falcon", alibi=True, multi_query=False, bias=True)
     with pytest.raises(UnsupportedModelError, match=r"self_attention.*bfloat16"):

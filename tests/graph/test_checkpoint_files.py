@@ -124,6 +124,14 @@ def test_a_file_too_short_for_a_header_is_refused(tmp_path: Path) -> None:
         read_header(tmp_path / "m.safetensors")
 
 
+def test_a_git_lfs_pointer_is_told_from_a_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    with pytest.raises(CheckpointError, match="git lfs pull"):
+        read_header(tmp_path / "m.safetensors")
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_damage_to_a_file_ends_in_anything_but_a_checkpoint_error(

@@ -174,6 +174,18 @@ def test_known_leftovers_are_ignored_with_their_reason(tmp_path: Path) -> None:
     assert "extra prediction layer" in reasons["model.layers.2.mlp.up_proj.weight"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32])
+def test_a_weight_in_a_type_that_needs_scales_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    name = "model.norm.weight"
+    checkpoint = Checkpoint.open(
+        saved(llama(False), tmp_path, lambda state: {**state, name: state[name].to(dtype)})
+    )
+    with pytest.raises(
+        CheckpointError, match=rf"'{name}' is stored as (float8|int32).*expected one of float64"
+    ):
+        checkpoint.resolve(name)
+
+
 def test_a_shape_that_the_config_does_not_give_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(saved(llama(False), tmp_path))
     with pytest.raises(CheckpointError, match=r"shape \[16\].*\[32\]"):
