@@ -27,7 +27,8 @@ def completion_logprobs(
         offset: characters before the first token.
         top: how many alternatives were asked for (0 = no ``top_logprobs``).
     """
-    tokens, values, tops, offsets = [], [], [], []
+    tokens, values, offsets = [], [], []
+    tops: list[dict[str, float] | None] = []
     for entry in entries:
         text = token_name(tokenizer, prompt_ids[0] if entry is None else entry.token_id)
         tokens.append(text)
