@@ -55,11 +55,11 @@ def compare(
         evaluator.reset()
         pieces = [evaluator.run(tokens[:_PREFILL], positions[:_PREFILL])]
         pieces += [evaluator.run(tokens[i : i + 1], positions[i : i + 1]) for i in range(_PREFILL, _TOKENS)]
-    except (ValueError, IndexError) as error:  # numpy's words for shapes that do not fit
+    except (ValueError, IndexError) as mismatch:  # numpy's words for shapes that do not fit
         raise UnsupportedModelError(
-            f"the captured graph of '{config.model_type}' cannot be computed ({error}): its model code "
+            f"the captured graph of '{config.model_type}' cannot be computed ({mismatch}): its model code "
             f"depends on something that changes from step to step and that capture does not see"
-        ) from error
+        ) from mismatch
     worst = 0.0
     for what, got, expected in (
         ("prefill", prefill, expected_prefill),
