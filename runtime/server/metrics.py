@@ -49,7 +49,7 @@ class Metrics:
     """
 
     def __init__(self, session: Session, model_name: str) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         limit = session.info.max_seq_len
         self._registry.register(_EngineGauges(session, model_name))
