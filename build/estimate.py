@@ -12,6 +12,8 @@ from .packing import CHUNK_BYTES
 _OTHER_FILES = 96 << 20
 #: Graph, passes and transformers' model skeleton; measured on 135M to 70B shapes.
 _GRAPH_BYTES = 400 << 20
+#: The source model's pass with its weights streamed; measured on 8B shapes: 150 MB.
+_STREAMED_SOURCE_BYTES = 256 << 20
 #: Engines with larger weights are not loaded by the build itself: its memory stays bounded for any model.
 VERIFY_WEIGHTS = 1 << 30
 
@@ -35,12 +37,16 @@ def fits_verification(lowered: Iterable[Lowered]) -> bool:
 def peak_bytes(lowered: list[Lowered], *, verify: bool) -> int:
     """The build's own memory beyond Python and its libraries.
 
-    Packing holds a few chunks. The source model's pass holds its largest matrix in float32, twice while it is
-    converted. Verification loads the weights and one request's activations.
+    Packing holds a few chunks. The source model is held whole in float32 when it is small, else a few pieces
+    of a matrix at a time. Verification loads the weights and the program's activations.
     """
-    largest = max((4 * _elements(w.shape) for one in lowered for w in one.program.weights), default=0)
+    from ..graph.reference import WHOLE_MODEL_BYTES
+
+    elements = {w.name: _elements(w.shape) for one in lowered for w in one.program.weights}
+    whole = 4 * sum(elements.values())
+    source = whole if whole <= WHOLE_MODEL_BYTES else _STREAMED_SOURCE_BYTES
     loaded = weight_bytes(lowered) + max(one.program.arena_bytes for one in lowered) if verify else 0
-    return _GRAPH_BYTES + max(4 * CHUNK_BYTES, 2 * largest, loaded)
+    return _GRAPH_BYTES + max(4 * CHUNK_BYTES, source, loaded)
 
 
 def _elements(shape: Iterable[int]) -> int:
