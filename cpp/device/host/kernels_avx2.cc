@@ -9,36 +9,10 @@
 
 namespace castiron::host::avx2 {
 
-#include "device/host/simd/avx2.h"
-
-static_assert(kTileRows == CASTIRON_TILE_ROWS);
-
-// Each builds on those before it.
+// The vector type, then what is built on it.
 // clang-format off
-#include "device/host/kernels/math.inl"
-#include "device/host/kernels/linear.inl"
-#include "device/host/kernels/rows.inl"
-#include "device/host/kernels/attention.inl"
+#include "device/host/simd/avx2.h"
+#include "device/host/kernels/kernels.inl"
 // clang-format on
-
-const KernelTable& kernel_table() {
-    static constexpr KernelTable table = {
-        .linear = linear,
-        .attention = attention,
-        .attention_segment = attention_segment,
-        .attention_merge = attention_merge,
-        .rms_norm = rms_norm,
-        .layer_norm = layer_norm,
-        .rope = rope,
-        .unary = unary,
-        .binary = binary,
-        .clip = clip,
-        .softmax = softmax,
-        .reduce = reduce,
-        .matmul = matmul,
-        .scale_bf16 = scale_bf16,
-    };
-    return table;
-}
 
 }  // namespace castiron::host::avx2

@@ -1,0 +1,32 @@
+// All kernels of one instruction set and their table. Included once by each kernels_<isa>.cc, inside the
+// ISA's namespace and behind its vector type: no guard, no system headers.
+
+static_assert(kTileRows == CASTIRON_TILE_ROWS);
+
+// Each builds on those before it.
+// clang-format off
+#include "device/host/kernels/math.inl"
+#include "device/host/kernels/linear.inl"
+#include "device/host/kernels/rows.inl"
+#include "device/host/kernels/attention.inl"
+// clang-format on
+
+const KernelTable& kernel_table() {
+    static constexpr KernelTable table = {
+        .linear = linear,
+        .attention = attention,
+        .attention_segment = attention_segment,
+        .attention_merge = attention_merge,
+        .rms_norm = rms_norm,
+        .layer_norm = layer_norm,
+        .rope = rope,
+        .unary = unary,
+        .binary = binary,
+        .clip = clip,
+        .softmax = softmax,
+        .reduce = reduce,
+        .matmul = matmul,
+        .scale_bf16 = scale_bf16,
+    };
+    return table;
+}
