@@ -14,11 +14,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 #: program.json's format. Same major: readable; a higher minor or another major: refused (see reader).
-PROGRAM_FORMAT = (1, 0)
+PROGRAM_FORMAT = (1, 1)
 
-Dim = Annotated[int, Field(ge=1, le=1 << 40)] | Literal["T", "N"]
-DType = Literal["f32", "i32"]
-WeightDType = Literal["f32", "bf16"]
+#: Counts that are known only when a step runs. Host programs use T and N; docs/cuda-program.md has the rest.
+Symbol = Literal["T", "N", "S", "D", "P"]
+Dim = Annotated[int, Field(ge=1, le=1 << 40)] | Symbol
+DType = Literal["f32", "i32", "bf16", "f16"]
+WeightDType = Literal["f32", "bf16", "f16"]
 #: How a weight lies in memory. K: input features, N: output features; both zero-padded up.
 #: plain        row-major, ``shape`` as given
 #: panel16      f32  [ceil(N/16)][K][16]
@@ -61,14 +63,86 @@ class Weight(_Model):
     shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 40)]], Field(min_length=1, max_length=6)]
 
 
+class GridDim(_Model):
+    """``times * ceil(of / per)`` blocks, at most ``per_sm`` for each multiprocessor (0: no bound)."""
+
+    of: Symbol | None = None
+    per: Annotated[int, Field(ge=1, le=1 << 31)] = 1
+    times: Annotated[int, Field(ge=1, le=1 << 31)] = 1
+    per_sm: Annotated[int, Field(ge=0, le=64)] = 0
+
+
+#: Arrays of the step's input block (docs/cuda-program.md, "Step inputs").
+StepInput = Literal[
+    "token_ids",
+    "positions",
+    "logit_rows",
+    "slots",
+    "query_start",
+    "kv_len",
+    "block_table",
+    "decode_seq",
+    "tile_seq",
+    "tile_row",
+]
+
+
+class Arg(_Model):
+    """One kernel argument: exactly one field is set."""
+
+    value: Name | None = None
+    weight: Name | None = None
+    input: StepInput | None = None
+    k_cache: Annotated[int, Field(ge=0, le=4096)] | None = None
+    v_cache: Annotated[int, Field(ge=0, le=4096)] | None = None
+    size: Symbol | None = None
+    i32: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
+    i64: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    f32: float | None = None
+
+
+class When(_Model):
+    """A launch's condition: ``low <= of <= high``."""
+
+    of: Symbol
+    low: Annotated[int, Field(ge=0, le=1 << 31)]
+    high: Annotated[int, Field(ge=0, le=1 << 31)]
+
+
+class Launch(_Model):
+    """One launch of ``Program.kernels[kernel]``."""
+
+    kernel: Annotated[int, Field(ge=0, le=1 << 20)]
+    grid: Annotated[list[GridDim], Field(min_length=1, max_length=3)]
+    args: Annotated[list[Arg], Field(max_length=64)]
+    when: When | None = None
+
+
+class Kernel(_Model):
+    """A compiled kernel of a CUDA target (docs/cuda-program.md, "Kernels")."""
+
+    name: Name
+    function: Name
+    image: str = ""
+    ptx: str = ""
+    threads: Annotated[int, Field(ge=1, le=1024)]
+    shared_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    params: Annotated[list[Literal["ptr", "i32", "i64", "f32"]], Field(max_length=64)]
+    hidden_pointers: Annotated[int, Field(ge=0, le=8)] = 0
+    source: str = ""
+    constants: dict[Name, Attr] = {}
+    resources: dict[Name, Attr] = {}
+
+
 class Step(_Model):
-    """One kernel call. Operand meaning and attributes by kernel: docs/program.md."""
+    """One op. Operand meaning and attributes by kernel: docs/program.md; on CUDA ``launches`` compute it."""
 
     kernel: Name
     inputs: list[Name] = []
     weights: list[Name] = []
     outputs: list[Name] = []
     attrs: dict[Name, Attr] = {}
+    launches: list[Launch] = []
 
 
 class KvLayer(_Model):
@@ -101,3 +175,7 @@ class Program(_Model):
     weights: list[Weight]
     steps: list[Step]
     kv_layers: list[KvLayer]
+    #: CUDA targets only.
+    kernels: list[Kernel] = []
+    #: Rows of a query tile, the unit of symbol P; 0 on host.
+    prefill_tile: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from .launch import KernelLaunch
+from .targets import Family, Target
+
+if TYPE_CHECKING:
+    from ..engines.cuda_layout import KvLayout
+    from ..engines.program import Limits
 
 Dim = int | str
 Dims = tuple[Dim, ...]
@@ -23,7 +30,7 @@ class Operand:
 
     name: str
     shape: Dims
-    dtype: Literal["f32", "i32"] = "f32"
+    dtype: Literal["f32", "i32", "bf16", "f16"] = "f32"
     constant: bool = False
     values: np.ndarray[Any, Any] | None = None
 
@@ -61,8 +68,8 @@ class WeightUse:
     """A weight as a kernel reads it.
 
     ``parts`` names one weight expression, or two that are interleaved by panels of 16 (gate, up).
-    ``role``: "matrix" (build dtype, panel layout), "table" (build dtype, the layout is free), "vector"
-    (always float32, plain).
+    ``role``: "matrix" (build dtype; panels on host, plain on CUDA), "table" (build dtype, the layout is
+    free), "vector" (always float32, plain).
     """
 
     parts: tuple[str, ...]
@@ -71,13 +78,21 @@ class WeightUse:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call; becomes a Step."""
+    """One kernel call; becomes a Step.
+
+    On host ``kernel`` is one of docs/program.md and says all; on CUDA it is a name for people and
+    ``launches`` do the work. ``takes_views``: inputs may be column views of wider values. ``in_place``:
+    pairs (output, input) that may share bytes when shapes agree and the input dies here.
+    """
 
     kernel: str
     inputs: Sequence[str]
     outputs: Sequence[str]
     weights: Sequence[WeightUse] = ()
     attrs: Mapping[str, Attr] = field(default_factory=dict)
+    launches: tuple[KernelLaunch, ...] = ()
+    takes_views: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,20 +118,38 @@ class Lowering:
 
 
 @dataclass(frozen=True)
-class Tactic:
-    """One implementation of one op on one target.
+class Context:
+    """What a tactic may know besides its op.
 
-    ``accepts`` is the predicate over operands and attributes; ``lower`` gives the calls; ``cost`` estimates
-    seconds for ``tokens`` rows (tactics are ranked by it); ``reference`` computes the op on numpy arrays
-    (inputs in order, absent ones as None) and tests the tactic.
+    Attributes:
+        half: the build's dtype of matrices, of values stored in half and of the cache ("f32" on host builds
+            in float32).
+        kv: where the cache's layers lie; None on host.
+        prefill_tile: rows of a query tile (symbol P); 0 on host.
+    """
+
+    target: Target
+    half: Literal["f32", "bf16", "f16"]
+    limits: Limits
+    kv: KvLayout | None = None
+    prefill_tile: int = 0
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """One implementation of one op on one family of targets.
+
+    ``accepts`` is the predicate over operands, attributes and target; ``lower`` gives the calls; ``cost``
+    estimates seconds for ``tokens`` rows (tactics are ranked by it); ``reference`` computes the op on numpy
+    arrays (inputs in order, absent ones as None) and tests the tactic.
     """
 
     name: str
     kind: str
-    target: str
-    accepts: Callable[[Op], bool]
-    lower: Callable[[Op], Lowering]
-    cost: Callable[[Op, int], float]
+    family: Family
+    accepts: Callable[[Op, Context], bool]
+    lower: Callable[[Op, Context], Lowering]
+    cost: Callable[[Op, Context, int], float]
     reference: Callable[..., tuple[np.ndarray[Any, Any], ...]] | None = None
 
 

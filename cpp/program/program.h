@@ -11,13 +11,16 @@
 
 namespace castiron {
 
-enum class DType : uint8_t { kF32, kI32, kBF16 };
+enum class DType : uint8_t { kF32, kI32, kBF16, kF16 };
 enum class Layout : uint8_t { kPlain, kPanel16, kPanel16x2 };
 
-// A size: a number, or one of the two symbols that a step binds.
+// A size: a number, or one of the symbols that a step binds. Host programs know T and N alone.
 struct Dim {
-    static constexpr int64_t kTokens = -1;  // "T": tokens in this step
-    static constexpr int64_t kRows = -2;    // "N": rows whose logits are wanted
+    static constexpr int64_t kTokens = -1;     // "T": tokens in this step
+    static constexpr int64_t kRows = -2;       // "N": rows whose logits are wanted
+    static constexpr int64_t kSequences = -3;  // "S"
+    static constexpr int64_t kDecodes = -4;    // "D": sequences with one row
+    static constexpr int64_t kTiles = -5;      // "P": query tiles of the other sequences
     int64_t value = 0;
 
     [[nodiscard]] bool symbolic() const { return value < 0; }
@@ -47,12 +50,69 @@ struct Weight {
 
 using Attr = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
 
+// What follows up to Kernel is of CUDA programs alone: docs/cuda-program.md.
+
+// times * ceil(of / per) blocks, at most per_sm for each multiprocessor (0: no bound).
+struct GridDim {
+    int64_t of = 0;  // Dim::kTokens ... kTiles; 0: absent, counts as 1
+    int64_t per = 1;
+    int64_t times = 1;
+    int per_sm = 0;
+};
+
+// An array of the step's input block.
+enum class StepInput : uint8_t {
+    kTokenIds,
+    kPositions,
+    kLogitRows,
+    kSlots,
+    kQueryStart,
+    kKvLen,
+    kBlockTable,
+    kDecodeSeq,
+    kTileSeq,
+    kTileRow,
+};
+
+struct Arg {
+    enum class Kind : uint8_t { kValue, kWeight, kInput, kKCache, kVCache, kSize, kI32, kI64, kF32 };
+    Kind kind = Kind::kI32;
+    int64_t index = 0;  // of the value, weight, StepInput or layer; a symbol of Dim; or the integer itself
+    float number = 0;   // kF32
+};
+
+struct When {
+    int64_t of = 0;  // a symbol of Dim; 0: always
+    int64_t low = 0;
+    int64_t high = 0;
+};
+
+struct Launch {
+    int kernel = 0;  // index into Program::kernels
+    std::vector<GridDim> grid;
+    std::vector<Arg> args;
+    When when;
+};
+
+struct Kernel {
+    enum class Param : uint8_t { kPtr, kI32, kI64, kF32 };
+    std::string name;
+    std::string function;
+    std::string image;  // the cubin itself, or empty
+    std::string ptx;    // the text itself, or empty
+    int threads = 0;
+    int shared_bytes = 0;
+    std::vector<Param> params;
+    int hidden_pointers = 0;
+};
+
 struct Step {
     std::string kernel;
     std::vector<int> inputs;   // indices into Program::values
     std::vector<int> weights;  // indices into Program::weights
     std::vector<int> outputs;
     std::map<std::string, Attr> attrs;
+    std::vector<Launch> launches;
 };
 
 struct KvLayer {
@@ -78,6 +138,8 @@ struct Program {
     std::vector<Weight> weights;
     std::vector<Step> steps;
     std::vector<KvLayer> kv_layers;
+    std::vector<Kernel> kernels;
+    int prefill_tile = 0;
 };
 
 }  // namespace castiron
