@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .devices import DeviceChoice
+
 
 class CoreLogprobs(Protocol):
     """Log-probabilities at one token's place."""
@@ -61,6 +63,7 @@ class EngineInfo:
     """What the Python side must know about a loaded engine.
 
     Attributes:
+        device: which program runs, and where; None for a core that is no engine's (tests).
         max_batch_size, max_num_tokens, max_seq_len: the limits in force, at most the engine's.
         eos_token_ids: tokens that end an output, from the checkpoint's generation config.
         tokenizer_dir: None for an engine without a tokenizer (token ids in, token ids out).
@@ -72,6 +75,7 @@ class EngineInfo:
     max_seq_len: int
     max_batch_size: int
     max_num_tokens: int
+    device: DeviceChoice | None = None
     eos_token_ids: tuple[int, ...] = ()
     tokenizer_dir: Path | None = None
     generation_config: dict[str, Any] = field(default_factory=dict)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from castiron.errors import EngineError
 
 from ..engines import open_engine
-from .core_api import CoreTypes, EngineInfo
+from .core_api import Core, CoreTypes, EngineInfo
+from .devices import DeviceChoice, choose_device
 from .session import Session
 from .tokenizer_preload import TokenizerPreload
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from ..engines import Engine, Program
 
 _BLOCK_TOKENS = 32
-_ELEMENT_BYTES = {"f32": 4, "bf16": 2}
+_ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+_NO_PROBE: dict[str, Any] = {"devices": [], "driver": 0, "error": ""}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -29,20 +31,27 @@ class RuntimeOptions:
     """What a runtime may choose within an engine's limits; None leaves the choice to the engine.
 
     Attributes:
-        num_threads: compute threads; default: the CPUs this process may use.
+        device: "auto" (a GPU that the engine has a program for, else the CPU), "host", "cuda" or "cuda:1".
+        cuda_graphs: record decode steps once and replay them; None = yes, on a GPU.
+        num_threads: compute threads of the CPU; default: the CPUs this process may use.
         max_batch_size: requests that run at once.
         max_num_tokens: tokens of one step, prefill chunks and decodes together.
         kv_cache_blocks: size of the KV cache in blocks of 32 tokens; default: enough for a full batch of
             full length.
         kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
+        kv_cache_fraction: part of the GPU's memory left after weights and activations that the KV cache
+            takes where its size is not given otherwise; default 0.9.
         max_queue_size: requests that may wait; more are refused. None = no bound.
     """
 
+    device: str = "auto"
+    cuda_graphs: bool | None = None
     num_threads: int | None = None
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
     kv_cache_blocks: int | None = None
     kv_cache_memory: int | str | None = None
+    kv_cache_fraction: float | None = None
     max_queue_size: int | None = None
 
     def check(self, engine: Engine) -> None:
@@ -64,12 +73,65 @@ class RuntimeOptions:
             raise EngineError(
                 "kv_cache_blocks and kv_cache_memory both set the size of the KV cache; give one of them"
             )
+        if self.kv_cache_fraction is not None and not 0 < self.kv_cache_fraction <= 1:
+            raise EngineError(
+                f"kv_cache_fraction is {self.kv_cache_fraction!r}; expected more than 0, at most 1"
+            )
+
+
+@dataclass(frozen=True)
+class LoadedCore:
+    """A started core, the module it comes from, the program it runs, and why that one."""
+
+    core: Core
+    module: Any
+    program: Program
+    choice: DeviceChoice
+
+
+def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> LoadedCore:
+    """Start the core on the device that ``options`` ask for.
+
+    core_options: of ``_core.Engine``, beyond those that follow from ``options``; None means its default.
+
+    Raises EngineError when no program of the engine runs here, or when it cannot be loaded.
+    """
+    module = import_core()
+    # Looking for GPUs loads the driver, which takes a while: not for an engine that has no use for one.
+    asks = options.device != "auto" or engine.targets != ["host"]
+    probe = module.cuda_probe() if asks and options.device != "host" else _NO_PROBE
+    choice = choose_device(engine, options.device, probe)
+    program = engine.program(choice.target)
+    given: dict[str, Any] = {
+        "num_threads": options.num_threads,
+        "max_batch_size": options.max_batch_size,
+        "max_num_tokens": options.max_num_tokens,
+        "kv_cache_blocks": _kv_cache_blocks(options, program),
+    }
+    if choice.gpu is not None:
+        given |= {
+            "device_index": choice.gpu.index,
+            "cuda_graphs": options.cuda_graphs,
+            "kv_cache_fraction": options.kv_cache_fraction,
+            "kernel_images": engine.kernel_images(choice.target),
+        }
+    given |= core_options
+    try:
+        core = module.Engine(
+            program.model_dump(),
+            str(engine.weights_path),
+            engine.tensors,
+            {name: value for name, value in given.items() if value is not None},
+        )
+    except (ValueError, RuntimeError, MemoryError, OSError) as e:
+        raise EngineError(f"{engine.path} cannot be loaded: {e}") from None
+    return LoadedCore(core, module, program, choice)
 
 
 def open_session(
     engine_dir: str | os.PathLike[str], rank: int = 0, options: RuntimeOptions | None = None
 ) -> Session:
-    """Load an engine on this machine's CPU and start its thread.
+    """Load an engine on this machine's best device and start its thread.
 
     Raises:
         EngineError: the folder is no engine, damaged, or made for another version or device; an option is
@@ -80,32 +142,15 @@ def open_session(
         raise EngineError(f"rank is {rank!r}; this engine has rank 0 alone")
     engine = open_engine(engine_dir)
     options.check(engine)
-    program = engine.program("host")
     limits = engine.manifest.limits
     tokens = engine.manifest.special_tokens
-    core_options: dict[str, Any] = {
-        "num_threads": options.num_threads,
-        "max_batch_size": options.max_batch_size,
-        "max_num_tokens": options.max_num_tokens,
-        "kv_cache_blocks": _kv_cache_blocks(options, program),
-        # The session bounds the queue; a runner's batch may have any number of prompts.
-        "max_queue_size": 1 << 20,
-        "vocab_limit": tokens.vocab_size_used,
-    }
     preload = None if engine.tokenizer_dir is None else TokenizerPreload(engine.tokenizer_dir)
-    core_module = import_core()
-    try:
-        core = core_module.Engine(
-            program.model_dump(),
-            str(engine.weights_path),
-            engine.tensors,
-            {k: v for k, v in core_options.items() if v is not None},
-        )
-    except (ValueError, RuntimeError, MemoryError, OSError) as e:
-        raise EngineError(f"{engine.path} cannot be loaded: {e}") from None
+    # The session bounds the queue; a runner's batch may have any number of prompts.
+    loaded = load_core(engine, options, max_queue_size=1 << 20, vocab_limit=tokens.vocab_size_used)
     info = EngineInfo(
         name=engine.name,
-        vocab_size=program.vocab_size,
+        device=loaded.choice,
+        vocab_size=loaded.program.vocab_size,
         max_seq_len=limits.max_seq_len,
         max_batch_size=options.max_batch_size or limits.max_batch_size,
         max_num_tokens=options.max_num_tokens or limits.max_num_tokens,
@@ -113,8 +158,9 @@ def open_session(
         tokenizer_dir=engine.tokenizer_dir,
         generation_config=dict(engine.generation_config),
     )
-    types = CoreTypes(core_module.SamplingParams, core_module.QueueFullError, core_module.EngineDeadError)
-    return Session(core, info, types, max_queue_size=options.max_queue_size, preload=preload)
+    module = loaded.module
+    types = CoreTypes(module.SamplingParams, module.QueueFullError, module.EngineDeadError)
+    return Session(loaded.core, info, types, max_queue_size=options.max_queue_size, preload=preload)
 
 
 def block_bytes(program: Program) -> int:

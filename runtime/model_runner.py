@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .chat_template import Message
+    from .devices import DeviceChoice
     from .session import Session
     from .tokenizer import Tokenizer
 
@@ -49,32 +50,41 @@ class ModelRunner:
         engine_dir: str | os.PathLike[str],
         rank: int = 0,
         *,
+        device: str = "auto",
+        cuda_graphs: bool | None = None,
         num_threads: int | None = None,
         max_batch_size: int | None = None,
         max_num_tokens: int | None = None,
         kv_cache_blocks: int | None = None,
         kv_cache_memory: int | str | None = None,
+        kv_cache_fraction: float | None = None,
     ) -> ModelRunner:
         """Load an engine that ``castiron build`` wrote.
 
         Args:
             engine_dir: its folder.
             rank: which part of a model split over several devices; 0 for an engine of one.
-            num_threads: compute threads; default: the CPUs this process may use.
+            device: "auto" (a GPU that the engine has a program for, else the CPU), "host", "cuda", "cuda:1".
+            cuda_graphs: record decode steps at start and replay them; None = yes, on a GPU.
+            num_threads: compute threads of the CPU; default: the CPUs this process may use.
             max_batch_size, max_num_tokens: less than the engine's limits.
             kv_cache_blocks: size of the KV cache in blocks of 32 tokens.
             kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
+            kv_cache_fraction: the same as a part of the GPU's memory left by weights and activations.
 
         Raises:
             EngineError: no engine, a damaged one, or one for another version or device; an option over its
             limits.
         """
         options = RuntimeOptions(
+            device=device,
+            cuda_graphs=cuda_graphs,
             num_threads=num_threads,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             kv_cache_blocks=kv_cache_blocks,
             kv_cache_memory=kv_cache_memory,
+            kv_cache_fraction=kv_cache_fraction,
         )
         return cls(open_session(engine_dir, rank, options))
 
@@ -189,6 +199,11 @@ class ModelRunner:
     def session(self) -> Session:
         """The loaded engine, with its limits in ``session.info``."""
         return self._session
+
+    @property
+    def device(self) -> DeviceChoice | None:
+        """Which of the engine's programs runs, where, and why."""
+        return self._session.info.device
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges of the runtime: requests, KV blocks, tokens, times of the last step."""

@@ -22,8 +22,9 @@ from castiron.errors import EngineError
 
 from ..engines import Engine, GoldenSequence
 from .core_api import Core, CoreEvent
-from .loading import import_core
-from .verify_report import TOLERANCES, PromptReport, VerifyReport
+from .devices import DeviceChoice
+from .loading import RuntimeOptions, load_core
+from .verify_report import PromptReport, VerifyReport, tolerance_for
 
 Floats = npt.NDArray[np.float32]
 #: Prompts are cut from a golden sequence at these lengths: one token, a partial and a full KV block, several
@@ -38,6 +39,8 @@ class Runner(Protocol):
     """A running engine: the core, and how to make its sampling parameters."""
 
     core: Core
+    #: Where the engine runs; None for a stand-in that computes as the host does.
+    choice: DeviceChoice | None
     #: Makes an empty ``_core.SamplingParams``.
     make_params: Callable[[], Any]
 
@@ -45,23 +48,21 @@ class Runner(Protocol):
 class CoreRunner:
     """``_core.Engine`` with a KV cache just large enough for the golden prompts; a context manager."""
 
-    def __init__(self, engine: Engine, tokens: int, num_threads: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, tokens: int, num_threads: int | None = None, device: str = "auto"
+    ) -> None:
         """Load the weights; ``tokens`` is the length of the longest prompt and its continuation."""
-        core = import_core()
-        limits = engine.manifest.limits
-        options: dict[str, Any] = {
-            "max_batch_size": 1,
-            "kv_cache_blocks": -(-min(tokens, limits.max_seq_len) // 32) + 1,
-            "vocab_limit": engine.manifest.special_tokens.vocab_size_used,
-        }
-        if num_threads is not None:
-            options["num_threads"] = num_threads
-        program = engine.program("host").model_dump()
-        try:
-            self.core: Core = core.Engine(program, str(engine.weights_path), engine.tensors, options)
-        except (ValueError, RuntimeError, MemoryError, OSError) as error:
-            raise EngineError(f"{engine.path} cannot be loaded: {error}") from None
-        self.make_params: Callable[[], Any] = core.SamplingParams
+        options = RuntimeOptions(
+            device=device,
+            num_threads=num_threads,
+            max_batch_size=1,
+            kv_cache_blocks=-(-min(tokens, engine.manifest.limits.max_seq_len) // 32) + 1,
+        )
+        used = engine.manifest.special_tokens.vocab_size_used
+        loaded = load_core(engine, options, vocab_limit=used)
+        self.core: Core = loaded.core
+        self.choice: DeviceChoice | None = loaded.choice
+        self.make_params: Callable[[], Any] = loaded.module.SamplingParams
 
     def __enter__(self) -> CoreRunner:
         return self
@@ -75,11 +76,13 @@ def verify(
     runner: Runner | None = None,
     *,
     num_threads: int | None = None,
+    device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Compare ``engine`` with its golden outputs.
 
-    runner: a running engine; by default one is started on this machine's CPU with ``num_threads``, and ended.
+    runner: a running engine; by default one is started on ``device`` (``RuntimeOptions.device``), with
+    ``num_threads`` on the CPU, and ended.
     progress: called with (prompts done, prompts in all).
 
     Raises EngineError when the engine was built without golden outputs, cannot be loaded, or a request fails.
@@ -93,7 +96,7 @@ def verify(
     if runner is not None:
         return _Verifier(engine, runner, progress).run(sequences)
     longest = max(len(sequence.tokens) for sequence in sequences)
-    with CoreRunner(engine, longest + _DECODE_TOKENS, num_threads) as started:
+    with CoreRunner(engine, longest + _DECODE_TOKENS, num_threads, device) as started:
         return _Verifier(engine, started, progress).run(sequences)
 
 
@@ -101,7 +104,7 @@ class _Verifier:
     def __init__(self, engine: Engine, runner: Runner, progress: Callable[[int, int], None] | None) -> None:
         self.runner = runner
         self.progress = progress
-        self.tolerance = TOLERANCES[engine.manifest.model.dtype]
+        self.tolerance = tolerance_for(engine.manifest.model.dtype, runner.choice)
         self.max_seq_len = engine.manifest.limits.max_seq_len
         #: Columns that exist in the tokenizer: only these are ever sampled.
         self.used = engine.manifest.special_tokens.vocab_size_used
@@ -144,6 +147,7 @@ class _Verifier:
             seconds=time.perf_counter() - start,
             prompts=self.prompts,
             problems=self.problems,
+            device=None if self.runner.choice is None else str(self.runner.choice),
         )
 
     def report_progress(self, done: int, total: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..engines import Verification
+from .devices import DeviceChoice
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Tolerance:
     square root, to 3 to 10 % of the logits' spread on deep models. A wrong kernel gives about 100 %. KL is
     measured as well, because it is what a user notices; Hugging Face's own bf16 stays below 0.01 on real
     models.
+    fp16: three more bits, an eighth of the error.
     """
 
     #: max |error| ≤ this · max(1, max |logit|)
@@ -26,8 +28,9 @@ class Tolerance:
     #: rms of errors ≤ this · rms of the golden logits around each row's mean
     relative: float
     mean_kl: float
-    #: Decode against the engine's own prefill, as max_abs. The host kernels promise equality bit for bit
-    #: (docs/program.md); what remains is the arithmetic of log-softmax.
+    #: Decode against the engine's own prefill, as max_abs, where the kernels promise equality bit for bit
+    #: (host, docs/program.md): what remains is the arithmetic of log-softmax. Other targets decode by other
+    #: kernels than they prefill with, which round elsewhere: there max_abs is the bound.
     own: float
     #: A row whose golden top-1 leads by more than this · max(1, max |logit|) must have the same top-1.
     margin: float
@@ -36,7 +39,16 @@ class Tolerance:
 TOLERANCES = {
     "float32": Tolerance(max_abs=2e-4, relative=2e-4, mean_kl=1e-6, own=2e-4, margin=4e-4),
     "bfloat16": Tolerance(max_abs=0.15, relative=0.1, mean_kl=0.03, own=0.01, margin=0.15),
+    "float16": Tolerance(max_abs=0.02, relative=0.015, mean_kl=0.002, own=0.002, margin=0.02),
 }
+
+
+def tolerance_for(dtype: str, choice: DeviceChoice | None) -> Tolerance:
+    """The bounds for an engine of ``dtype`` on the device that runs it (None: the host's)."""
+    tolerance = TOLERANCES[dtype]
+    if choice is None or choice.gpu is None:
+        return tolerance
+    return replace(tolerance, own=tolerance.max_abs)
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,8 @@ class VerifyReport:
     seconds: float
     prompts: list[PromptReport]
     problems: list[str]
+    #: Where the engine ran and why there; None for a stand-in.
+    device: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``verify --json``."""

@@ -76,6 +76,8 @@ def command(
     began = time.perf_counter()
     with ModelRunner.from_dir(engine, **runtime) as runner:
         load_seconds = time.perf_counter() - began
+        if runner.device is not None and runner.device.gpu is not None:
+            click.echo(f"device: {runner.device}", err=True)
         if chat:
             ids = [runner.tokenizer.encode_chat(_messages(text, system)) for text in texts]
         what: dict[str, Any] = {"input_ids": ids} if ids else {"prompts": texts}

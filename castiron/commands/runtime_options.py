@@ -10,11 +10,21 @@ import click
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_NAMES = ("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks", "kv_cache_memory")
+_NAMES = (
+    *("device", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
+    *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
+)
+
+device_option = click.option(
+    "--device",
+    default="auto",
+    metavar="DEVICE",
+    help="auto (a GPU that the engine has a program for, else the CPU), host, cuda, or cuda:INDEX.",
+)
 
 
 def runtime_options(function: _Function) -> _Function:
-    """Add --num-threads and the limits; the command gets those that were given as the dict ``runtime``."""
+    """Add --device, --num-threads and the limits; the command gets those that were given as the dict ``runtime``."""
 
     @functools.wraps(function)
     def gathered(*args: Any, **kwargs: Any) -> Any:
@@ -24,11 +34,24 @@ def runtime_options(function: _Function) -> _Function:
 
     for add in reversed(
         (
-            click.option("--num-threads", "-t", type=int, help="Compute threads. [default: all allowed]"),
+            device_option,
+            click.option(
+                "--cuda-graphs/--no-cuda-graphs",
+                default=None,
+                help="On a GPU: record decode steps at start and replay them. [default: on]",
+            ),
+            click.option(
+                "--num-threads", "-t", type=int, help="Compute threads of the CPU. [default: all allowed]"
+            ),
             click.option("--max-batch-size", type=int, help="Requests that run at once. [default: engine's]"),
             click.option("--max-num-tokens", type=int, help="Tokens of one step. [default: engine's]"),
             click.option("--kv-cache-blocks", type=int, help="KV cache in blocks of 32 tokens."),
             click.option("--kv-cache-memory", help="KV cache in bytes, or with a unit: 2GiB."),
+            click.option(
+                "--kv-cache-fraction",
+                type=click.FloatRange(0, 1, min_open=True),
+                help="KV cache as a part of the GPU's memory that is left. [default: 0.9]",
+            ),
         )
     ):
         gathered = add(gathered)

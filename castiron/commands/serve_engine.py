@@ -107,6 +107,8 @@ def _describe(session: Session, seconds: float) -> None:
 
     info, stats = session.info, session.core.stats()
     click.echo(f"castiron {__version__}: {info.name}")
+    if info.device is not None:
+        click.echo(f"device: {info.device}")
     click.echo(
         f"limits: {info.max_batch_size} running requests, {info.max_num_tokens} tokens a step, "
         f"{info.max_seq_len} tokens a request"

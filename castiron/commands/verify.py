@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import console, engine_argument, json_option, print_json, table
+from .runtime_options import device_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 @click.command()
 @engine_argument
 @json_option
+@device_option
 @click.option(
     "--num-threads", type=click.IntRange(min=1), show_default="all cores", help="Threads of the engine."
 )
-def command(engine: str, as_json: bool, num_threads: int | None) -> None:
+def command(engine: str, as_json: bool, device: str, num_threads: int | None) -> None:
     """Check every file of ENGINE and compare its answers with the golden outputs of its source model.
 
     Exits with 1 when a file is damaged or an answer is off.
@@ -37,6 +39,7 @@ def command(engine: str, as_json: bool, num_threads: int | None) -> None:
         report = verify(
             opened,
             num_threads=num_threads,
+            device=device,
             progress=lambda done, total: status.update(f"Comparing prompts {done}/{total}"),
         )
     if as_json:
@@ -65,6 +68,8 @@ def show_report(out: Console, report: VerifyReport) -> None:
             f"[red]{escape(prompt.problem)}[/]" if prompt.problem else "[green]ok[/]",
         )
     out.print(rows)
+    if report.device is not None:
+        out.print(f"ran on {escape(report.device)}")
     out.print(
         f"prefill: max error {report.max_abs_error:.3g}, mean KL {report.mean_kl:.3g}, top-1 agreement "
         f"{report.top1_agreement:.1%} over {report.rows} rows; decode: max error "

@@ -19,7 +19,9 @@ class Runner(NumpyRunner):
 
     wrong = False
 
-    def __init__(self, engine: Any, tokens: int, num_threads: int | None = None) -> None:
+    def __init__(
+        self, engine: Any, tokens: int, num_threads: int | None = None, device: str = "auto"
+    ) -> None:
         super().__init__(TinyModel(), (lambda logits, _: np.roll(logits, 1, -1)) if self.wrong else None)
 
     def __enter__(self) -> Runner:

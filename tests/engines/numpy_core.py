@@ -75,6 +75,8 @@ class NumpyCore:
 class NumpyRunner:
     """What ``verify`` needs."""
 
+    choice = None
+
     def __init__(self, model: TinyModel, defect: Callable[[Floats, bool], Floats] | None = None) -> None:
         self.core: Any = NumpyCore(model, defect)
 
