@@ -1,4 +1,4 @@
-"""Which of an engine's programs runs here, and why: the choice between its targets and this machine's devices."""
+"""Which of an engine's programs runs here, and why: its targets against this machine's devices."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ device_option = click.option(
 
 
 def runtime_options(function: _Function) -> _Function:
-    """Add --device, --num-threads and the limits; the command gets those that were given as the dict ``runtime``."""
+    """Add the options of a device and its limits; the command gets what was given as the dict ``runtime``."""
 
     @functools.wraps(function)
     def gathered(*args: Any, **kwargs: Any) -> Any:

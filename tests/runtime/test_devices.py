@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from castiron.errors import EngineError
 from castiron.runtime.devices import choose_device, match_target
+
+from castiron.errors import EngineError
 
 NO_DRIVER = {"devices": [], "driver": 0, "error": "libcuda.so.1 cannot be loaded"}
 
