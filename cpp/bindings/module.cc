@@ -32,6 +32,7 @@ using Prompt = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device:
 struct Options {
     EngineOptions engine;
     HostOptions host;
+    nb::object kernel_images = nb::none();
 };
 
 Options options_from(nb::handle dict) {
@@ -55,8 +56,11 @@ Options options_from(nb::handle dict) {
     if (const nb::object value = fields.optional("isa"); value.is_valid() && !value.is_none()) {
         options.host.isa = as_string(value, fields.path("isa"));
     }
+    if (const nb::object value = fields.optional("kernel_images"); value.is_valid()) {
+        options.kernel_images = value;
+    }
     fields.finish({"num_threads", "kv_cache_blocks", "max_batch_size", "max_num_tokens", "max_queue_size",
-                   "vocab_limit", "huge_pages", "isa"});
+                   "vocab_limit", "huge_pages", "isa", "kernel_images"});
     return options;
 }
 
@@ -68,8 +72,8 @@ struct PyEngine {
 
 void make_engine(PyEngine* self, nb::handle program_dict, const std::string& weights_path, nb::handle tensors,
                  nb::handle options_dict) {
-    auto program = std::make_shared<Program>(program_from_dict(program_dict));
     const Options options = options_from(options_dict);
+    auto program = std::make_shared<Program>(program_from_dict(program_dict, options.kernel_images));
     if (program->target != "host") {
         throw std::invalid_argument("the program is for target \"" + program->target +
                                     "\"; this runtime runs \"host\"");

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 
+#include "bindings/launches_from_dict.h"
 #include "bindings/python_value.h"
 
 namespace castiron::bindings {
@@ -15,25 +15,13 @@ constexpr int64_t kMaxCount = int64_t{1} << 48;
 constexpr int64_t kMaxProducts = int64_t{1} << 50;  // elements of one tensor
 constexpr size_t kMaxRank = 6;
 
-using Index = std::unordered_map<std::string, int>;
-
-std::string at(const std::string& path, size_t i) {
-    return path + "[" + std::to_string(i) + "]";
-}
-
-// Calls visit(item, path of the item) for each entry of a list.
-template <typename Visit>
-void for_each(nb::handle list, const std::string& path, Visit visit) {
-    size_t i = 0;
-    for (nb::handle item : as_sequence(list, path)) visit(item, at(path, i++));
-}
-
 DType dtype_from(nb::handle value, const std::string& path, bool weight) {
     const std::string name = as_string(value, path);
     if (name == "f32") return DType::kF32;
-    if (weight && name == "bf16") return DType::kBF16;
+    if (name == "bf16") return DType::kBF16;
+    if (name == "f16") return DType::kF16;
     if (!weight && name == "i32") return DType::kI32;
-    bad_value(path, value, weight ? "'f32' or 'bf16'" : "'f32' or 'i32'");
+    bad_value(path, value, weight ? "'f32', 'bf16' or 'f16'" : "'f32', 'bf16', 'f16' or 'i32'");
 }
 
 Layout layout_from(nb::handle value, const std::string& path) {
@@ -46,10 +34,7 @@ Layout layout_from(nb::handle value, const std::string& path) {
 
 Dim dim_from(nb::handle value, const std::string& path) {
     if (PyUnicode_Check(value.ptr())) {
-        const std::string name = as_string(value, path);
-        if (name == "T") return {Dim::kTokens};
-        if (name == "N") return {Dim::kRows};
-        bad_value(path, value, "a size, 'T' or 'N'");
+        return {symbol_from(value, path)};
     }
     return {as_integer(value, path, 1, kMaxDim)};
 }
@@ -76,12 +61,6 @@ void add_name(Index& index, const std::string& name, size_t position, const std:
     if (!index.emplace(name, static_cast<int>(position)).second) {
         throw std::invalid_argument(path + ": the name \"" + name + "\" is used twice");
     }
-}
-
-int look_up(const Index& index, nb::handle value, const std::string& path, const char* kind) {
-    const auto found = index.find(as_string(value, path));
-    if (found == index.end()) bad_value(path, value, std::string("the name of a ") + kind);
-    return found->second;
 }
 
 Attr attr_from(nb::handle value, const std::string& path) {
@@ -149,7 +128,7 @@ void read_bases(nb::handle list, const std::string& path, Program& program, cons
                           !value.shape[1].symbolic() && !base.shape[1].symbolic() &&
                           static_cast<int64_t>(value.column) + value.shape[1].value <= base.shape[1].value;
         if (!fits) {
-            throw std::invalid_argument(at(path, i) + " (\"" + value.name +
+            throw std::invalid_argument(path + "[" + std::to_string(i) + "] (\"" + value.name +
                                         "\") is not a view on columns of \"" + base.name +
                                         "\": both must be two-dimensional with the same rows and " +
                                         "dtype, the columns inside, and the base no view itself");
@@ -205,7 +184,10 @@ void read_steps(nb::handle list, const std::string& path, Program& program, cons
                 step.attrs.emplace(name, attr_from(value, attrs_path + "." + name));
             }
         }
-        fields.finish({"kernel", "inputs", "weights", "outputs", "attrs"});
+        if (const nb::object launches = fields.optional("launches"); launches.is_valid()) {
+            read_launches(launches, fields.path("launches"), program, values, weights, step);
+        }
+        fields.finish({"kernel", "inputs", "weights", "outputs", "attrs", "launches"});
         program.steps.push_back(std::move(step));
     });
 }
@@ -236,7 +218,7 @@ Limits limits_from(nb::handle value, const std::string& path) {
 
 }  // namespace
 
-Program program_from_dict(nb::handle dict) {
+Program program_from_dict(nb::handle dict, nb::handle images) {
     constexpr int kFormatMajor = 1;
     Fields fields(dict, "program");
     const nb::object format = as_sequence(fields.required("format"), "program.format");
@@ -256,10 +238,16 @@ Program program_from_dict(nb::handle dict) {
     read_values(value_list, "program.values", program, values);
     read_bases(value_list, "program.values", program, values);
     read_weights(fields.required("weights"), "program.weights", program, weights);
-    read_steps(fields.required("steps"), "program.steps", program, values, weights);
     read_kv_layers(fields.required("kv_layers"), "program.kv_layers", program);
+    if (const nb::object kernels = fields.optional("kernels"); kernels.is_valid()) {
+        read_kernels(kernels, "program.kernels", images, program);
+    }
+    if (const nb::object tile = fields.optional("prefill_tile"); tile.is_valid()) {
+        program.prefill_tile = static_cast<int>(as_integer(tile, "program.prefill_tile", 0, 1024));
+    }
+    read_steps(fields.required("steps"), "program.steps", program, values, weights);
     fields.finish({"format", "target", "vocab_size", "limits", "arena_bytes", "values", "weights", "steps",
-                   "kv_layers"});
+                   "kv_layers", "kernels", "prefill_tile"});
     return program;
 }
 

@@ -40,7 +40,7 @@ WeightsFile::~WeightsFile() {
 }
 
 size_t stored_bytes(const Weight& weight) {
-    const size_t element = weight.dtype == DType::kBF16 ? 2 : 4;
+    const size_t element = weight.dtype == DType::kF32 ? 4 : 2;
     if (weight.layout == Layout::kPlain) {
         size_t elements = 1;
         for (const int64_t size : weight.shape) elements *= static_cast<size_t>(size);

@@ -45,7 +45,7 @@ KvCache::KvCache(const std::vector<KvLayer>& layers) {
     for (const KvLayer& layer : layers) {
         const auto in = [](int value) { return value >= 1 && value <= 4096; };
         if (!in(layer.kv_heads) || !in(layer.head_dim) || !in(layer.v_head_dim) ||
-            layer.dtype == DType::kI32) {
+            (layer.dtype != DType::kF32 && layer.dtype != DType::kBF16)) {
             throw std::invalid_argument(
                 "KV layer " + std::to_string(layers_.size()) +
                 ": kv_heads, head_dim and v_head_dim must be 1 to 4096, dtype f32 or bf16");
