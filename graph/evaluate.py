@@ -6,7 +6,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +18,7 @@ from onnx.reference.op_run import OpRun
 
 from . import numpy_ops as math
 from . import ops
+from .custom import CustomOp
 from .numpy_ops import Array
 
 
@@ -44,10 +45,15 @@ class GraphEvaluator:
     """Runs a graph of docs/graph.md on numpy arrays.
 
     ``weights`` overrides initializers by name (and supplies those whose file does not exist). Weights are
-    read when the evaluator is made.
+    read when the evaluator is made. ``custom``: the plugins' ops that occur.
     """
 
-    def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        weights: Mapping[str, Array] | None = None,
+        custom: Iterable[CustomOp] = (),
+    ) -> None:
         given = dict(weights or {})
         stripped = onnx.ModelProto()
         stripped.CopyFrom(model)
@@ -65,7 +71,7 @@ class GraphEvaluator:
         del stripped.graph.initializer[:]
         stripped.graph.initializer.extend(kept)
         self._cache = _Cache()
-        self._evaluator = ReferenceEvaluator(stripped, new_ops=_operators(self._cache))
+        self._evaluator = ReferenceEvaluator(stripped, new_ops=[*_operators(self._cache), *map(_custom_operator, custom)])
 
     def reset(self) -> None:
         """Forgets the sequence."""
@@ -282,14 +288,26 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         "WriteKV": _write_kv,
         "PagedAttention": _paged_attention,
     }
-    return [_operator(name, function) for name, function in functions.items()]
+    return [_operator(ops.DOMAIN, name, function) for name, function in functions.items()]
 
 
-def _operator(name: str, function: Callable[..., Array | tuple[Array, ...]]) -> type[OpRun]:
+def _custom_operator(op: CustomOp) -> type[OpRun]:
+    domain, _, name = op.name.rpartition(".")
+
+    def run(*inputs: Array | None, **attributes: Any) -> Array | tuple[Array, ...]:
+        floats = [x if x is None or x.dtype.kind in "iu" else math.f32(x) for x in inputs]
+        return op.reference(*floats, *[None] * (len(op.inputs) - len(floats)), **attributes)
+
+    return _operator(domain, name, run)
+
+
+def _operator(
+    domain: str, name: str, function: Callable[..., Array | tuple[Array, ...]]
+) -> type[OpRun]:
     def run(self: OpRun, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
         attributes = {a.name: helper.get_attribute_value(a) for a in self.onnx_node.attribute}
         attributes = {k: v.decode() if isinstance(v, bytes) else v for k, v in attributes.items()}
         result = function(*inputs, **attributes)
         return result if isinstance(result, tuple) else (result,)
 
-    return type(name, (OpRun,), {"op_domain": ops.DOMAIN, "_run": run})
+    return type(name, (OpRun,), {"op_domain": domain, "_run": run})

@@ -25,7 +25,8 @@ from .fuse_residual_norm import fuse_residual_norm
 from .fuse_scale import fuse_scale
 from .gather_last_tokens import gather_last_tokens
 from .pack_attention import pack_attention
-from .rewriter import CASTIRON, PassContext, Rewriter
+from .replace_patterns import replace_patterns
+from .rewriter import PassContext, Rewriter
 from .tabulate_positions import tabulate_positions
 
 Pass: TypeAlias = Callable[[Rewriter, PassContext], int]
@@ -42,6 +43,7 @@ PASSES: tuple[Pass, ...] = (
     clean_up,
     drop_batch,
     clean_up,
+    replace_patterns,
     fuse_embedding,
     fuse_qkv,
     fuse_gate_up,
@@ -86,17 +88,7 @@ def run_passes(
         reports.append(PassReport(rewrite.__name__, applied, time.perf_counter() - started))
         if dump_dir is not None:
             path = dump_dir / f"{number:02d}_{rewrite.__name__}.onnx"
-            path.write_bytes(export(rewriter).SerializeToString())
-    rewritten = export(rewriter)
+            path.write_bytes(rewriter.export().SerializeToString())
+    rewritten = rewriter.export()
     check_vocabulary(rewritten)
     return rewritten, reports
-
-
-def export(rewriter: Rewriter) -> onnx.ModelProto:
-    """The graph as an ONNX model with the castiron domain declared."""
-    graph = rewriter.graph
-    model = gs.export_onnx(graph, do_type_check=False)
-    if not any(entry.domain == CASTIRON for entry in model.opset_import):
-        model.opset_import.append(onnx.helper.make_opsetid(CASTIRON, 1))
-    assert isinstance(model, onnx.ModelProto)
-    return model

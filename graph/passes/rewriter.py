@@ -19,6 +19,8 @@ from onnx_graphsurgeon.ir.tensor import LazyValues  # type: ignore[import-untype
 
 from castiron.errors import BuildError
 
+from ..custom import Pattern
+
 # Its warnings (a missing package for colours, bfloat16 kept as it is) tell a user nothing.
 gs.logger.G_LOGGER.severity = gs.logger.G_LOGGER.ERROR
 
@@ -37,9 +39,11 @@ class PassContext:
     """What passes may know about the engine to be built.
 
     ``max_seq_len``: positions run from 0 to ``max_seq_len - 1``; tables are evaluated for these.
+    ``patterns``: of plugins, in the order of their registration.
     """
 
     max_seq_len: int
+    patterns: tuple[Pattern, ...] = ()
 
 
 def shape_of(tensor: Tensor) -> Shape:
@@ -106,8 +110,20 @@ class Rewriter:
     """A graph under change: fresh names, node creation with recorded shapes, redirection of consumers."""
 
     def __init__(self, graph: Graph) -> None:
+        self.adopt(graph)
+
+    def adopt(self, graph: Graph) -> None:
+        """Go on with another graph, one that a tool outside graphsurgeon has rewritten."""
         self.graph = graph
         self._names = set(graph.tensors().keys()) | {node.name for node in graph.nodes}
+
+    def export(self) -> onnx.ModelProto:
+        """The graph as an ONNX model with the castiron domain declared."""
+        model = gs.export_onnx(self.graph, do_type_check=False)
+        if not any(entry.domain == CASTIRON for entry in model.opset_import):
+            model.opset_import.append(onnx.helper.make_opsetid(CASTIRON, 1))
+        assert isinstance(model, onnx.ModelProto)
+        return model
 
     def fresh(self, hint: str) -> str:
         """A tensor name that is not taken yet."""
