@@ -13,7 +13,7 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 constexpr size_t kMaxParams = 64;
 constexpr size_t kMaxGridDims = 3;
 
-constexpr std::array<std::pair<const char*, StepInput>, 10> kStepInputs{{
+constexpr std::array<std::pair<const char*, StepInput>, 22> kStepInputs{{
     {"token_ids", StepInput::kTokenIds},
     {"positions", StepInput::kPositions},
     {"logit_rows", StepInput::kLogitRows},
@@ -24,6 +24,18 @@ constexpr std::array<std::pair<const char*, StepInput>, 10> kStepInputs{{
     {"decode_seq", StepInput::kDecodeSeq},
     {"tile_seq", StepInput::kTileSeq},
     {"tile_row", StepInput::kTileRow},
+    {"temperature", StepInput::kTemperature},
+    {"top_k", StepInput::kTopK},
+    {"top_p", StepInput::kTopP},
+    {"min_p", StepInput::kMinP},
+    {"uniform", StepInput::kUniform},
+    {"num_logprobs", StepInput::kNumLogprobs},
+    {"repetition", StepInput::kRepetition},
+    {"frequency", StepInput::kFrequency},
+    {"presence", StepInput::kPresence},
+    {"edit_row", StepInput::kEditRow},
+    {"edit_token", StepInput::kEditToken},
+    {"edit_count", StepInput::kEditCount},
 }};
 
 int64_t integer_or(Fields& fields, const char* key, int64_t absent, int64_t min, int64_t max) {
@@ -154,7 +166,11 @@ int64_t symbol_from(nb::handle value, const std::string& path) {
     if (name == "S") return Dim::kSequences;
     if (name == "D") return Dim::kDecodes;
     if (name == "P") return Dim::kTiles;
-    bad_value(path, value, "one of the symbols 'T', 'N', 'S', 'D' and 'P'");
+    if (name == "R") return Dim::kRandom;
+    if (name == "E") return Dim::kEdits;
+    if (name == "L") return Dim::kLogprobs;
+    if (name == "V") return Dim::kVocabLimit;
+    bad_value(path, value, "one of the symbols T, N, S, D, P, R, E, L and V");
 }
 
 void read_kernels(nb::handle list, const std::string& path, nb::handle images, Program& program) {

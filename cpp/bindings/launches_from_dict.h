@@ -24,7 +24,7 @@ void for_each(nb::handle list, const std::string& path, Visit visit) {
 // The position of the value or weight that is named; `kind` is for the message.
 [[nodiscard]] int look_up(const Index& index, nb::handle value, const std::string& path, const char* kind);
 
-// "T", "N", "S", "D" or "P" as a symbol of Dim.
+// "T", "N", ... as a symbol of Dim.
 [[nodiscard]] int64_t symbol_from(nb::handle value, const std::string& path);
 
 // Adds the kernels, with their images taken from `images`, a dict {entry: bytes} or None.

@@ -160,8 +160,8 @@ void read_weights(nb::handle list, const std::string& path, Program& program, In
     });
 }
 
-void read_steps(nb::handle list, const std::string& path, Program& program, const Index& values,
-                const Index& weights) {
+void read_steps(nb::handle list, const std::string& path, const Program& program, const Index& values,
+                const Index& weights, std::vector<Step>& steps) {
     for_each(list, path, [&](nb::handle item, const std::string& item_path) {
         Fields fields(item, item_path);
         Step step;
@@ -188,7 +188,7 @@ void read_steps(nb::handle list, const std::string& path, Program& program, cons
             read_launches(launches, fields.path("launches"), program, values, weights, step);
         }
         fields.finish({"kernel", "inputs", "weights", "outputs", "attrs", "launches"});
-        program.steps.push_back(std::move(step));
+        steps.push_back(std::move(step));
     });
 }
 
@@ -245,9 +245,12 @@ Program program_from_dict(nb::handle dict, nb::handle images) {
     if (const nb::object tile = fields.optional("prefill_tile"); tile.is_valid()) {
         program.prefill_tile = static_cast<int>(as_integer(tile, "program.prefill_tile", 0, 1024));
     }
-    read_steps(fields.required("steps"), "program.steps", program, values, weights);
+    read_steps(fields.required("steps"), "program.steps", program, values, weights, program.steps);
+    if (const nb::object sampling = fields.optional("sampling"); sampling.is_valid()) {
+        read_steps(sampling, "program.sampling", program, values, weights, program.sampling);
+    }
     fields.finish({"format", "target", "vocab_size", "limits", "arena_bytes", "values", "weights", "steps",
-                   "kv_layers", "kernels", "prefill_tile"});
+                   "sampling", "kv_layers", "kernels", "prefill_tile"});
     return program;
 }
 

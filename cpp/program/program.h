@@ -21,6 +21,11 @@ struct Dim {
     static constexpr int64_t kSequences = -3;  // "S"
     static constexpr int64_t kDecodes = -4;    // "D": sequences with one row
     static constexpr int64_t kTiles = -5;      // "P": query tiles of the other sequences
+    // Of Program::sampling alone:
+    static constexpr int64_t kRandom = -6;      // "R": rows drawn at random
+    static constexpr int64_t kEdits = -7;       // "E": logits that are changed before sampling
+    static constexpr int64_t kLogprobs = -8;    // "L": rows that want log-probabilities
+    static constexpr int64_t kVocabLimit = -9;  // "V": token ids from it on are never drawn
     int64_t value = 0;
 
     [[nodiscard]] bool symbolic() const { return value < 0; }
@@ -72,6 +77,18 @@ enum class StepInput : uint8_t {
     kDecodeSeq,
     kTileSeq,
     kTileRow,
+    kTemperature,  // of Program::sampling alone, from here on
+    kTopK,
+    kTopP,
+    kMinP,
+    kUniform,
+    kNumLogprobs,
+    kRepetition,
+    kFrequency,
+    kPresence,
+    kEditRow,
+    kEditToken,
+    kEditCount,
 };
 
 struct Arg {
@@ -137,6 +154,7 @@ struct Program {
     std::vector<Value> values;
     std::vector<Weight> weights;
     std::vector<Step> steps;
+    std::vector<Step> sampling;  // run after the steps when tokens are chosen on the device
     std::vector<KvLayer> kv_layers;
     std::vector<Kernel> kernels;
     int prefill_tile = 0;
