@@ -14,12 +14,11 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from castiron.plugins import Call
+from castiron.plugins.launch import Grid, Param, TritonKernel
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
-
-from castiron.plugins import Call
-from castiron.plugins.launch import Grid, Param, TritonKernel
 
 TORCH = {"f32": torch.float32, "i32": torch.int32, "bf16": torch.bfloat16, "f16": torch.float16}
 _FUNCTIONS: dict[Any, Any] = {}
@@ -38,7 +37,20 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
     return TensorHandle(product + d.data, d.dtype.scalar)
 
 
-def _rewritten(function: JITFunction) -> Any:
+def _cast(original: Any) -> Any:
+    """The interpreter's cast, but to the nearest bfloat16 (ties to even), as GPUs do; it truncates."""
+
+    def cast(self: Any, source: Any, target: Any) -> Any:
+        if target.scalar == tl.bfloat16 and source.dtype.scalar == tl.float32:
+            numbers = torch.from_numpy(np.ascontiguousarray(source.data))
+            bits = numbers.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+            return TensorHandle(bits.reshape(source.data.shape), tl.bfloat16)
+        return original(self, source, target)
+
+    return cast
+
+
+def rewritten(function: JITFunction) -> Any:
     # By the Python function: the hash of a JITFunction depends on what it refers to, which is patched here.
     if function.fn not in _FUNCTIONS:
         _FUNCTIONS[function.fn] = InterpretedFunction(function.fn)
@@ -49,7 +61,7 @@ def _call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
     """A call from kernel to function. The module that the function sees as ``tl`` or ``core`` is patched."""
     scope = interpreter._patch_lang(self.fn)
     try:
-        return _rewritten(self).rewrite()(*args, **kwargs)
+        return rewritten(self).rewrite()(*args, **kwargs)
     finally:
         scope.restore()
 
@@ -57,14 +69,14 @@ def _call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def interpreting() -> Iterator[None]:
     """Inside, jit functions that call each other run as Python, and products of bfloat16 are right."""
-    dot, call = InterpreterBuilder.create_dot, JITFunction.__call__
-    InterpreterBuilder.create_dot = _dot
+    dot, cast, call = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl, JITFunction.__call__
+    InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = _dot, _cast(cast)
     JITFunction.__call__ = _call
     try:
         with np.errstate(all="ignore"):  # as on a GPU, infinities and NaNs are numbers
             yield
     finally:
-        InterpreterBuilder.create_dot, JITFunction.__call__ = dot, call
+        InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl, JITFunction.__call__ = dot, cast, call
 
 
 def interpret(
@@ -72,7 +84,7 @@ def interpret(
 ) -> None:
     """Run a kernel over its grid; ``args`` and ``constants`` by parameter name."""
     with interpreting():
-        _rewritten(function)[tuple(grid)](**args, **constants)
+        rewritten(function)[tuple(grid)](**args, **constants)
 
 
 def grid_size(grid: Grid, counts: Mapping[str, int], multiprocessors: int = 4) -> int:
@@ -144,4 +156,4 @@ def _check_type(kernel: TritonKernel, name: str, argument: Any) -> None:
         assert declared in ("i32", "i64", "fp32"), f"{name} is a number, compiled for {declared}"
 
 
-__all__ = ["TORCH", "grid_size", "interpret", "interpreting", "run_call"]
+__all__ = ["TORCH", "grid_size", "interpret", "interpreting", "rewritten", "run_call"]

@@ -1,0 +1,16 @@
+"""Built-in tactics of the CUDA targets: Triton kernels, compiled ahead of time (docs/cuda-kernels.md)."""
+
+from ..tactic import Tactic
+from . import attention, elementwise, embedding, kv, linear, movement, norm, reduction, rope
+
+TACTICS: tuple[Tactic, ...] = (
+    *linear.TACTICS,
+    *norm.TACTICS,
+    *embedding.TACTICS,
+    *elementwise.TACTICS,
+    *reduction.TACTICS,
+    *movement.TACTICS,
+    *rope.TACTICS,
+    *kv.TACTICS,
+    *attention.TACTICS,
+)

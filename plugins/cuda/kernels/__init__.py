@@ -1,0 +1,1 @@
+"""Triton functions of the built-in CUDA tactics: free of any framework, pointers and numbers in."""

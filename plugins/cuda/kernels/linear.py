@@ -1,0 +1,246 @@
+"""Matrix products with weights ``w`` [N, K] (gated: [2N, K], gate rows, then up rows) and their epilogues.
+
+y = alpha · act(x · wᵀ + bias) + residual, or y = act(gate) · up. Products accumulate in float32 in one fixed
+order; x is cast to the weights' type where it is float32. ``rows`` is the number of rows of this step.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .activation import apply
+
+
+@triton.jit
+def _epilogue(
+    acc,
+    up,
+    m,
+    n,
+    bias,
+    residual,
+    y,
+    rows,
+    residual_stride,
+    N: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """Finish and store a tile; ``m`` and ``n`` are its row and column numbers, broadcastable to ``acc``."""
+    if HAS_BIAS:
+        acc += tl.load(bias + n, mask=n < N, other=0.0)
+        if GATED:
+            up += tl.load(bias + N + n, mask=n < N, other=0.0)
+    value = apply(acc, ACTIVATION)
+    if GATED:
+        value = value * up
+    if ALPHA != 1.0:
+        value = value * ALPHA
+    inside = (m < rows) & (n < N)
+    row = m.to(tl.int64)
+    if HAS_RESIDUAL:
+        value += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * N + n, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def linear_stream(
+    x,
+    w,
+    bias,
+    residual,
+    y,
+    rows,
+    x_stride,
+    residual_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """At most BLOCK_M rows: each block streams BLOCK_N rows of the weights once, at memory speed.
+
+    The leading dimension of the product is spread over the warps, so each takes its own BLOCK_K of every
+    WARPS * BLOCK_K inputs: blocks stay small enough to fill the device and no warp loads what another has.
+    """
+    first = tl.program_id(0) * BLOCK_N
+    part = tl.arange(0, WARPS)[:, None, None]
+    n = tl.arange(0, BLOCK_N)[None, :, None]
+    m = tl.arange(0, BLOCK_M)[None, None, :]
+    k_of_w = part * BLOCK_K + tl.arange(0, BLOCK_K)[None, None, :]
+    k_of_x = part * BLOCK_K + tl.arange(0, BLOCK_K)[None, :, None]
+    w_tile = w + first.to(tl.int64) * K + n * K + k_of_w
+    x_tile = x + m * x_stride + k_of_x
+    w_inside = first + n < N
+    x_inside = m < rows
+    acc = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
+    up = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
+    for k in tl.range(0, K, WARPS * BLOCK_K):
+        w_mask = w_inside & (k + k_of_w < K)
+        xs = tl.load(x_tile + k, mask=x_inside & (k + k_of_x < K), other=0.0).to(w.dtype.element_ty)
+        acc = tl.dot(tl.load(w_tile + k, mask=w_mask, other=0.0), xs, acc)
+        if GATED:
+            up = tl.dot(tl.load(w_tile + N * K + k, mask=w_mask, other=0.0), xs, up)
+    _epilogue(
+        tl.sum(acc, axis=0),
+        tl.sum(up, axis=0),
+        tl.arange(0, BLOCK_M)[None, :],
+        first + tl.arange(0, BLOCK_N)[:, None],
+        bias,
+        residual,
+        y,
+        rows,
+        residual_stride,
+        N,
+        GATED,
+        ACTIVATION,
+        ALPHA,
+        HAS_BIAS,
+        HAS_RESIDUAL,
+    )
+
+
+@triton.jit
+def tile_of(index, tiles_m, TILES_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Tile (row, column) of a block: GROUP_M row tiles share the weights they read while these are in L2."""
+    group = index // (GROUP_M * TILES_N)
+    first = group * GROUP_M
+    height = tl.minimum(tiles_m - first, GROUP_M)
+    inside = index % (GROUP_M * TILES_N)
+    return first + inside % height, inside // height
+
+
+@triton.jit
+def linear_tile(
+    x,
+    w,
+    bias,
+    residual,
+    y,
+    rows,
+    x_stride,
+    residual_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_ROWS: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """One output tile a block. With SPLITS > 1, ``y`` takes the float32 sums of each part of K instead.
+
+    Then y is [SPLITS, SPLIT_ROWS, N], or [SPLITS, SPLIT_ROWS, 2N] when gated, and linear_reduce finishes.
+    """
+    TILES_N: tl.constexpr = tl.cdiv(N, BLOCK_N)
+    STEPS: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
+    block = tl.program_id(0)
+    tile_m, tile_n = tile_of(block // SPLITS, tl.cdiv(rows, BLOCK_M), TILES_N, GROUP_M)
+    first_k = (block % SPLITS) * (STEPS * BLOCK_K)
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    k = tl.arange(0, BLOCK_K)[None, :]
+    x_tile = x + m.to(tl.int64) * x_stride + k
+    w_tile = w + n.to(tl.int64) * K + k
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in tl.range(0, STEPS):
+        at = first_k + step * BLOCK_K
+        left = K - at
+        w_mask = (n < N) & (k < left)
+        xs = tl.load(x_tile + at, mask=(m < rows) & (k < left), other=0.0).to(w.dtype.element_ty)
+        acc = tl.dot(xs, tl.load(w_tile + at, mask=w_mask, other=0.0).T, acc)
+        if GATED:
+            up = tl.dot(xs, tl.load(w_tile + N * K + at, mask=w_mask, other=0.0).T, up)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    if SPLITS == 1:
+        _epilogue(
+            acc,
+            up,
+            m,
+            n,
+            bias,
+            residual,
+            y,
+            rows,
+            residual_stride,
+            N,
+            GATED,
+            ACTIVATION,
+            ALPHA,
+            HAS_BIAS,
+            HAS_RESIDUAL,
+        )
+    else:
+        WIDTH: tl.constexpr = 2 * N if GATED else N
+        inside = (m < rows) & (n < N)
+        at = y + ((block % SPLITS) * SPLIT_ROWS + m) * WIDTH + n
+        tl.store(at, acc, mask=inside)
+        if GATED:
+            tl.store(at + N, up, mask=inside)
+
+
+@triton.jit
+def linear_reduce(
+    partials,
+    bias,
+    residual,
+    y,
+    rows,
+    residual_stride,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_ROWS: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """Add the parts of K in ascending order and finish: one block for BLOCK_N columns of a row."""
+    TILES_N: tl.constexpr = tl.cdiv(N, BLOCK_N)
+    WIDTH: tl.constexpr = 2 * N if GATED else N
+    n = (tl.program_id(0) % TILES_N) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.full([BLOCK_N], tl.program_id(0) // TILES_N, tl.int32)
+    acc = tl.zeros([BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_N], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = partials + (split * SPLIT_ROWS + m) * WIDTH + n
+        acc += tl.load(at, mask=n < N, other=0.0)
+        if GATED:
+            up += tl.load(at + N, mask=n < N, other=0.0)
+    _epilogue(
+        acc,
+        up,
+        m,
+        n,
+        bias,
+        residual,
+        y,
+        rows,
+        residual_stride,
+        N,
+        GATED,
+        ACTIVATION,
+        ALPHA,
+        HAS_BIAS,
+        HAS_RESIDUAL,
+    )

@@ -1,0 +1,169 @@
+"""Which tile a matrix product takes: a pure function of target, rows and weights, by a small cost model.
+
+Products fall into classes by rows. Up to 16 rows the time is that of reading the weights, and `linear_stream`
+does it; above, `linear_tile` with the tile that the model below finds fastest for the class's most rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..targets import Target
+
+#: Rows that linear_stream takes at most: the smallest that matrix units fill anyway.
+STREAM_ROWS = 16
+#: Ends of the classes of linear_tile; the last class is open, and 2048 rows stand for it.
+_CLASS_ENDS = (64, 256)
+_MANY_ROWS = 2048
+_SPLITS = (1, 2, 4, 8)
+#: Bytes of weights that linear_stream has one stage fetch: enough in flight with two blocks a multiprocessor.
+_STAGE_BYTES = 16 << 10
+_LAUNCH = 2e-6
+_LATENCY = 0.7e-6
+
+
+@dataclass(frozen=True)
+class Product:
+    """What is multiplied: x [rows, k] by weights [n, k], twice that if ``gated``; bytes of an element of x."""
+
+    n: int
+    k: int
+    gated: bool = False
+    x_bytes: int = 2
+
+    @property
+    def matrices(self) -> int:
+        """Weight rows for each column of the result."""
+        return 2 if self.gated else 1
+
+
+@dataclass(frozen=True)
+class StreamTile:
+    """Of linear_stream: a block's weight rows, and each warp's inputs at a time."""
+
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of linear_tile: the result's block, inputs at a time, and the parts that K is cut into."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+@dataclass(frozen=True)
+class RowClass:
+    """A tile and the rows that it serves, both ends included."""
+
+    low: int
+    high: int
+    tile: Tile
+
+
+def stream_tile(target: Target, product: Product) -> StreamTile:
+    """The most weight rows a block with which the blocks still fill the device.
+
+    More rows a block means that x is read less often; too few blocks leave multiprocessors idle, which
+    three quarters of them can just make up for (a multiprocessor reads up to 64 bytes a cycle).
+    """
+    sizes = (32, 16) if product.gated else (64, 32, 16)
+    fitting = [size for size in sizes if -(-product.n // size) >= 0.75 * target.multiprocessors]
+    block_n = fitting[0] if fitting else 16
+    small = target.shared_bytes < 128 << 10
+    warps, stages = 4, 3 if small else 5
+    chunk = _STAGE_BYTES // (2 * block_n * product.matrices) // (2 if small else 1)
+    if product.x_bytes == 4:
+        chunk //= 2
+    # Not more than the inputs there are, and at least 16 for each warp's instruction.
+    while chunk > 16 * warps and chunk >= 2 * product.k:
+        chunk //= 2
+    return StreamTile(block_n, max(chunk // warps, 16), warps, stages)
+
+
+def row_classes(target: Target, product: Product, max_rows: int) -> tuple[RowClass, ...]:
+    """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``; equal neighbours are merged."""
+    classes: list[RowClass] = []
+    low = STREAM_ROWS + 1
+    for end in (*_CLASS_ENDS, max_rows):
+        high = min(end, max_rows)
+        if high < low:
+            continue
+        tile = _best(target, product, min(high, _MANY_ROWS), may_split=end in _CLASS_ENDS)
+        if classes and classes[-1].tile == tile:
+            classes[-1] = RowClass(classes[-1].low, high, tile)
+        else:
+            classes.append(RowClass(low, high, tile))
+        low = high + 1
+    return tuple(classes)
+
+
+def seconds(target: Target, product: Product, rows: int, tile: Tile) -> float:
+    """Estimated time: the slowest of matrix units, memory, L2 and latency, and what splitting adds."""
+    matrices = product.matrices
+    columns = tile.block_n * matrices
+    blocks = -(-rows // tile.block_m) * -(-product.n // tile.block_n) * tile.splits
+    depth = -(-product.k // tile.splits)
+    # Large tiles load less from shared memory for each product, which keeps the matrix units busy.
+    intensity = tile.block_m * columns / (tile.block_m + columns)
+    peak = target.matrix_flops / target.multiprocessors * 0.85 * intensity / (intensity + 16)
+    turns = -(-blocks // target.multiprocessors)
+    compute = turns * 2.0 * tile.block_m * columns * depth / peak
+    memory = 2.0 * product.n * matrices * product.k + rows * (product.k * product.x_bytes + product.n * 4.0)
+    cache = blocks * depth * (tile.block_m * product.x_bytes + columns * 2.0)
+    cache_bandwidth = max(target.multiprocessors * 45e9, 1.5 * target.bandwidth)
+    resident = max(1, target.shared_bytes // shared_bytes(tile, product))
+    waves = -(-blocks // (target.multiprocessors * resident))
+    latency = waves * (depth / tile.block_k / (tile.stages - 1) + 1) * _LATENCY
+    split = 0.0
+    if tile.splits > 1:
+        split = _LAUNCH + 8.0 * tile.splits * rows * product.n * matrices / cache_bandwidth
+    return max(compute, memory / target.bandwidth, cache / cache_bandwidth, latency) + split
+
+
+def shared_bytes(tile: Tile, product: Product) -> int:
+    """Shared memory of a block: each stage holds a part of x and of the weights."""
+    row_bytes = tile.block_m * product.x_bytes + tile.block_n * product.matrices * 2
+    return tile.stages * tile.block_k * row_bytes
+
+
+def candidates(target: Target, product: Product) -> list[Tile]:
+    """Tiles whose accumulators fit the registers and whose stages fit the shared memory of a block."""
+    # Warpgroup and tensor-memory instructions (sm_90, sm_100) want deep stages of 128-byte rows.
+    deep = target.compute_capability in (90, 100)
+    k = 64 if deep else 32
+    shapes = (
+        (64, 32, 2 * k, 4),
+        (64, 64, 2 * k, 4),
+        (64, 128, k, 4),
+        (128, 32, k, 4),
+        (128, 64, k, 4),
+        (128, 128, k, 8 if deep else 4),
+        (128, 256, k, 8),
+    )
+    found = []
+    for block_m, columns, block_k, warps in shapes:
+        for stages in (4, 3, 2):
+            tile = Tile(block_m, columns // product.matrices, block_k, warps, stages)
+            # 1 KiB is for barriers and alignment.
+            if shared_bytes(tile, product) <= target.shared_bytes - 1024:
+                found.append(tile)
+                break
+    return found
+
+
+def _best(target: Target, product: Product, rows: int, may_split: bool) -> Tile:
+    options = [
+        Tile(t.block_m, t.block_n, t.block_k, t.warps, t.stages, splits)
+        for t in candidates(target, product)
+        for splits in (_SPLITS if may_split else (1,))
+        if splits == 1 or splits * 4 * t.block_k <= product.k
+    ]
+    return min(options, key=lambda tile: seconds(target, product, rows, tile))

@@ -1,0 +1,39 @@
+"""Small shared vocabulary of the CUDA tactics: Triton types, row counts, and grids over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ..launch import Grid, Param, size
+from ..tactic import Dim
+
+_POINTERS: Mapping[str, str] = {"f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i32": "*i32"}
+_SYMBOLS: Mapping[str, Literal["T", "N", "S", "D", "P"]] = {"T": "T", "N": "N", "S": "S", "D": "D", "P": "P"}
+
+
+def pointer(dtype: str) -> str:
+    """Triton's type of an address of ``dtype`` elements."""
+    return _POINTERS[dtype]
+
+
+def count(dim: Dim) -> Param:
+    """A size as a launch argument: the step's count of a symbol, or the number."""
+    return size(_SYMBOLS[dim]) if isinstance(dim, str) else Param("i32", dim)
+
+
+def blocks_over(dim: Dim, per: int, times: int = 1) -> Grid:
+    """``times * ceil(dim / per)`` blocks."""
+    if isinstance(dim, str):
+        return Grid(_SYMBOLS[dim], per, times)
+    return Grid(None, 1, times * -(-dim // per))
+
+
+def symbol(dim: str) -> Literal["T", "N", "S", "D", "P"]:
+    """The symbol of a symbolic size."""
+    return _SYMBOLS[dim]
+
+
+def next_power_of_two(number: int) -> int:
+    """The least power of two that is not below ``number``."""
+    return 1 << max(number - 1, 0).bit_length()
