@@ -1,0 +1,156 @@
+"""Cache ops in numpy and float64: what the kernels are tested against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    """The step inputs that cache ops read (docs/cuda-program.md), and one layer of the pool.
+
+    Attributes:
+        slots: i32 [T]. query_start: i32 [S + 1]. kv_len: i32 [S]. block_table: i32 [S, blocks].
+        k, v: [pool blocks, kv heads, 32, width] in any dtype; written in place.
+    """
+
+    slots: Array
+    query_start: Array
+    kv_len: Array
+    block_table: Array
+    k: Array
+    v: Array
+
+    def store(self, part: Array, rows: Array) -> None:
+        """Store rows [T, kv heads * width] in ``part`` by slot."""
+        heads = np.asarray(rows).reshape(len(rows), part.shape[1], part.shape[3])
+        for row, slot in enumerate(self.slots):
+            if slot >= 0:
+                part[slot // _BLOCK, :, slot % _BLOCK] = heads[row].astype(part.dtype)
+
+    def held(self, part: Array, seq: int) -> Array:
+        """What the cache holds of a sequence: float64 [kv heads, kv_len, width]."""
+        length = int(self.kv_len[seq])
+        blocks = part[self.block_table[seq][: -(-length // _BLOCK)]].astype(np.float64)
+        rows: Array = blocks.transpose(1, 0, 2, 3).reshape(part.shape[1], -1, part.shape[3])
+        return rows[:, :length]
+
+
+def paged_rope(
+    x: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    interleaved: bool = False,
+    concat_halves: bool = False,
+) -> tuple[Array]:
+    """Rotated x [T, heads * head_dim]."""
+    y = np.array(x, np.float64).reshape(len(x), heads, head_dim)
+    half = rotary_dim // 2
+    a_at, b_at = slice(0, half), slice(half, rotary_dim)
+    pairs = (slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)) if interleaved else (a_at, b_at)
+    a, b = (y[..., place].copy() for place in pairs)
+    c, s = (np.asarray(table, np.float64)[positions][:, None] for table in (cos, sin))
+    to = (a_at, b_at) if concat_halves else pairs
+    y[..., to[0]], y[..., to[1]] = a * c - b * s, b * c + a * s
+    return (y.reshape(len(x), -1),)
+
+
+def write_kv(k: Array, v: Array, *, step: PagedStep, **_: Any) -> tuple[()]:
+    """Store keys and values."""
+    step.store(step.k, k)
+    step.store(step.v, v)
+    return ()
+
+
+def rope_write_kv(
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    step: PagedStep,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    interleaved: bool = False,
+    concat_halves: bool = False,
+    **_: Any,
+) -> tuple[Array]:
+    """Rotate and store keys, store values; rotated q."""
+
+    def rotate(x: Array, heads: int) -> Array:
+        return paged_rope(
+            x,
+            positions,
+            cos,
+            sin,
+            heads=heads,
+            head_dim=head_dim,
+            rotary_dim=rotary_dim,
+            interleaved=interleaved,
+            concat_halves=concat_halves,
+        )[0]
+
+    write_kv(rotate(k, kv_heads), v, step=step)
+    return (rotate(q, q_heads),)
+
+
+def paged_attention(
+    q: Array,
+    sinks: Array | None = None,
+    slopes: Array | None = None,
+    kv_written: Array | None = None,
+    *,
+    step: PagedStep,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    v_head_dim: int,
+    scale: float,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+    **_: Any,
+) -> tuple[Array]:
+    """Attention of q [T, q_heads * head_dim] over each row's sequence: [T, q_heads * v_head_dim]."""
+    out = np.zeros((len(q), q_heads, v_head_dim))
+    for seq in range(len(step.kv_len)):
+        begin, end = int(step.query_start[seq]), int(step.query_start[seq + 1])
+        if begin == end:
+            continue
+        queries = np.asarray(q[begin:end], np.float64).reshape(end - begin, q_heads, head_dim)
+        k, v = (np.repeat(step.held(part, seq), q_heads // kv_heads, axis=0) for part in (step.k, step.v))
+        i = np.arange(k.shape[1] - len(queries), k.shape[1])[:, None]
+        j = np.arange(k.shape[1])[None, :]
+        visible = j <= i
+        if window:
+            visible &= i - j < window
+        if chunk:
+            visible &= i // chunk == j // chunk
+        scores = np.einsum("ihd,hjd->hij", queries, k) * scale
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        if slopes is not None:
+            scores = scores + np.asarray(slopes, np.float64)[:, None, None] * (j - i)
+        scores = np.where(visible, scores, -np.inf)
+        if sinks is not None:
+            sink = np.broadcast_to(np.asarray(sinks, np.float64)[:, None, None], (*scores.shape[:2], 1))
+            scores = np.concatenate([scores, sink], axis=-1)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out[begin:end] = np.einsum("hij,hjd->ihd", weights[..., : len(j[0])], v)
+    return (out.reshape(len(q), -1),)
