@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..launch import KernelLaunch, Param, TritonKernel, value, weight
 from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost
 from .kernels import generic
@@ -136,10 +138,7 @@ def _binary(kind: str, fn: str) -> Tactic:
         call = Call("binary", inputs, [y.name], weights, {"fn": fn}, (launch,), in_place=in_place)
         return Lowering((call,))
 
-    def reference(a: object, b: object) -> tuple[object, ...]:
-        return arithmetic(a, b, fn)
-
-    return Tactic(f"cuda.{fn}", kind, "cuda", _binary_fits, lower, bandwidth_cost, reference)
+    return Tactic(f"cuda.{fn}", kind, "cuda", _binary_fits, lower, bandwidth_cost, partial(arithmetic, fn=fn))
 
 
 TACTICS = (

@@ -12,40 +12,42 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_erf = np.frompyfunc(math.erf, 1, 1)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
 
+_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "none": lambda x: x,
+    "silu": lambda x: x * _sigmoid(x),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "gelu_quick": lambda x: x * _sigmoid(1.702 * x),
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "neg": lambda x: -x,
+    "abs": np.abs,
+    "reciprocal": lambda x: 1 / x,
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "sin": np.sin,
+    "cos": np.cos,
+    "erf": _erf,
+    "square": lambda x: x * x,
+}
+
+
 def activate(x: Array, fn: str) -> Array:
     """The functions that docs/program.md lists for ``activation`` and ``unary``."""
     with np.errstate(all="ignore"):
-        functions = {
-            "none": lambda: x,
-            "silu": lambda: x * _sigmoid(x),
-            "gelu_tanh": lambda: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-            "gelu_erf": lambda: 0.5 * x * (1 + _erf(x / math.sqrt(2)).astype(np.float64)),
-            "gelu_quick": lambda: x * _sigmoid(1.702 * x),
-            "relu": lambda: np.maximum(x, 0),
-            "relu2": lambda: np.maximum(x, 0) ** 2,
-            "tanh": lambda: np.tanh(x),
-            "sigmoid": lambda: _sigmoid(x),
-            "exp": lambda: np.exp(x),
-            "log": lambda: np.log(x),
-            "sqrt": lambda: np.sqrt(x),
-            "rsqrt": lambda: 1 / np.sqrt(x),
-            "neg": lambda: -x,
-            "abs": lambda: np.abs(x),
-            "reciprocal": lambda: 1 / x,
-            "softplus": lambda: np.logaddexp(x, 0),
-            "sin": lambda: np.sin(x),
-            "cos": lambda: np.cos(x),
-            "erf": lambda: _erf(x).astype(np.float64),
-            "square": lambda: x * x,
-        }
-        return np.asarray(functions[fn]())
+        return np.asarray(_FUNCTIONS[fn](np.asarray(x, np.float64)))
 
 
 def linear(

@@ -24,7 +24,7 @@ _LATENCY = 0.7e-6
 
 @dataclass(frozen=True)
 class Product:
-    """What is multiplied: x [rows, k] by weights [n, k], twice that if ``gated``; bytes of an element of x."""
+    """What is multiplied: x [rows, k], ``x_bytes`` an element, by weights [n, k], or [2n, k] if ``gated``."""
 
     n: int
     k: int

@@ -1,7 +1,8 @@
 """Runs what CUDA tactics ask for on this machine: launches become loops of the Triton interpreter.
 
-``run_call`` resolves a Call's launches on torch tensors, as the device resolves them on its memory. ``interpret``
-runs one kernel. Neither needs TRITON_INTERPRET, so that the same process can compile the same functions.
+``run_call`` resolves a Call's launches on torch tensors, as the device resolves them on its memory, and
+``interpret`` runs one kernel. Neither needs TRITON_INTERPRET, so that the same process can compile the same
+functions.
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from interpret import TORCH, run_call
-
 from castiron.engines.program import Limits
 from castiron.plugins import Call, Context, Op, Operand, Tactic
 from castiron.plugins.targets import TARGETS
+from interpret import TORCH, run_call
 
 LIMITS = Limits(max_batch_size=8, max_num_tokens=512, max_logit_rows=8, max_seq_len=64)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from lowering import assert_close, run, to_torch
-
 from castiron.plugins import Operand
 from castiron.plugins.cuda import embedding, norm
+from lowering import assert_close, run, to_torch
 
 NORMS = {tactic.name: tactic for tactic in (*norm.TACTICS, *embedding.TACTICS)}
 
