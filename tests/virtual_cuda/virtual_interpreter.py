@@ -1,0 +1,153 @@
+"""Runs the launches of a CUDA program in the Triton interpreter, on the virtual device's own memory."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import struct
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from castiron.engines.program import Kernel, Program
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle, interpreter_builder
+from virtual_driver import Launch, VirtualDriver, image_hash
+from virtual_memory import AccessChecker, checking
+
+sys.path.append(str(Path(__file__).parents[1] / "plugins" / "cuda"))
+from interpret import interpreting, rewritten
+
+_FORMATS = {"i32": "<i", "i64": "<q", "f32": "<f"}
+_SIZES = {"ptr": 8, "i32": 4, "i64": 8, "f32": 4}
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A kernel of a program: the Python function behind it and the names of its run-time parameters."""
+
+    kernel: Kernel
+    function: Any
+    names: tuple[str, ...]
+    constants: dict[str, Any]
+
+
+class Interpreter:
+    """Executes launches for a ``VirtualDriver``; knows the kernels of the programs that were added.
+
+    Attributes:
+        launches: how often each kernel (by ``Kernel.name``) ran.
+    """
+
+    def __init__(self, driver: VirtualDriver) -> None:
+        self._driver = driver
+        self._known: dict[tuple[int, str], _Known] = {}
+        self.launches: Counter[str] = Counter()
+        driver.execute_with(self.run)
+
+    def add_program(self, program: Program, images: Mapping[str, bytes]) -> None:
+        """Learn the kernels of a program; ``images`` as of ``Engine.kernel_images``."""
+        for kernel in program.kernels:
+            known = _find(kernel)
+            for entry in (kernel.image, kernel.ptx):
+                if entry:
+                    self._known[image_hash(images[entry]), kernel.function] = known
+
+    def run(self, launch: Launch) -> None:
+        """Execute one launch. Raises IndexError for an access outside of live memory."""
+        known = self._known.get((launch.image_hash, launch.function))
+        if known is None:
+            raise LookupError(f"no program that was added has kernel {launch.function} with this image")
+        _check(known.kernel, launch)
+        self.launches[known.kernel.name] += 1
+        args = {
+            name: _argument(type_name, kind, raw)
+            for name, type_name, kind, raw in zip(
+                known.names, known.kernel.types, known.kernel.params, launch.params, strict=False
+            )
+        }
+        pointers = {
+            name: int.from_bytes(raw, "little")
+            for name, kind, raw in zip(known.names, known.kernel.params, launch.params, strict=False)
+            if kind == "ptr"
+        }
+        _run_grid(self._driver, known, launch, args, pointers)
+
+
+def _find(kernel: Kernel) -> _Known:
+    module, _, name = kernel.source.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    parameters = inspect.signature(function.fn).parameters
+    constants = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in kernel.constants.items()
+    }
+    names = tuple(parameter for parameter in parameters if parameter not in constants)
+    if not len(names) == len(kernel.types) == len(kernel.params):
+        raise ValueError(
+            f"kernel {kernel.name}: {len(kernel.params)} params, {len(kernel.types)} types, and "
+            f"{kernel.source} has {len(names)} run-time parameters: {', '.join(names)}"
+        )
+    return _Known(kernel, function, names, constants)
+
+
+def _check(kernel: Kernel, launch: Launch) -> None:
+    """The engine's description of the kernel, the image's parameter layout and the launch must agree."""
+    expected = [_SIZES[kind] for kind in kernel.params] + [8] * kernel.hidden_pointers
+    found = [len(raw) for raw in launch.params]
+    if found != expected:
+        raise ValueError(
+            f"kernel {kernel.name}: the image's parameters have {found} bytes, the program's {expected}"
+        )
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if threads != kernel.threads or launch.shared_bytes != kernel.shared_bytes:
+        raise ValueError(
+            f"kernel {kernel.name}: launched with {threads} threads and {launch.shared_bytes} bytes of shared "
+            f"memory; the program says {kernel.threads} and {kernel.shared_bytes}"
+        )
+    for raw in launch.params[len(kernel.params) :]:
+        if any(raw):
+            raise ValueError(f"kernel {kernel.name}: a hidden pointer is not null")
+
+
+def _argument(type_name: str, kind: str, raw: bytes) -> Any:
+    """A run-time argument as a tensor of the interpreter."""
+    if kind == "ptr":
+        pointer = tl.str_to_ty(type_name, None)
+        return tl.tensor(TensorHandle(np.frombuffer(raw, np.uint64).copy(), pointer), pointer)
+    scalar = tl.str_to_ty(type_name, None)
+    number = struct.unpack(_FORMATS[kind], raw)[0]
+    array = np.array([number], {"i32": np.int32, "i64": np.int64, "f32": np.float32}[kind])
+    return tl.tensor(TensorHandle(array, scalar), scalar)
+
+
+def _run_grid(
+    driver: VirtualDriver, known: _Known, launch: Launch, args: dict[str, Any], pointers: dict[str, int]
+) -> None:
+    block = (0, 0, 0)
+
+    def describe(address: int) -> str:
+        below = [(base, name) for name, base in pointers.items() if base <= address]
+        where = "below every pointer argument"
+        if below:
+            base, name = max(below)
+            where = f"byte {address - base} of argument {name}"
+        return f"kernel {known.kernel.name}, block {block} of {launch.grid}: {where}"
+
+    function = rewritten(known.function).rewrite()
+    call = inspect.getcallargs(known.function.fn, **args, **known.constants)
+    with interpreting(), checking(AccessChecker(driver, describe)):
+        scope = interpreter._patch_lang(known.function.fn)
+        try:
+            interpreter_builder.set_grid_dim(*launch.grid)
+            # Backwards: a kernel must not depend on the order of its blocks, and GPUs start with the first.
+            for block in product(*(range(size - 1, -1, -1) for size in launch.grid)):
+                interpreter_builder.set_grid_idx(*block)
+                function(**call)
+        finally:
+            scope.restore()
