@@ -24,7 +24,7 @@ NOT_READY, ILLEGAL_ADDRESS, CAPTURE_UNSUPPORTED, LAUNCH_FAILED = 600, 700, 900, 
 
 
 @triton.jit
-def scale_add(x, y, out, n, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def scale_add(x, y, out, n, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     total = tl.load(x + at, mask=inside).to(tl.float32) + factor * tl.load(y + at, mask=inside)
@@ -186,7 +186,7 @@ def load_codes(images: dict[str, bytes]) -> dict[tuple[str, int, int], int]:
 
 def test_images_load_where_a_real_driver_would_load_them(images: dict[str, bytes]) -> None:
     codes = in_process(load_codes, images)
-    # sm_80 code runs on every 8.x device and on no other major; its cubin is of an ABI that 12.x drivers read.
+    # sm_80 code runs on every 8.x device and no other; its cubin is of an ABI that 12.x drivers read.
     assert codes["sm_80", 80, 12000] == codes["sm_80", 86, 13040] == 0
     assert codes["sm_80", 75, 13040] == codes["sm_80", 90, 13040] == NO_BINARY
     # Triton's sm_90 code is sm_90a: that device alone, and a driver of the compiler's major.

@@ -107,8 +107,8 @@ def _check(kernel: Kernel, launch: Launch) -> None:
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if threads != kernel.threads or launch.shared_bytes != kernel.shared_bytes:
         raise ValueError(
-            f"kernel {kernel.name}: launched with {threads} threads and {launch.shared_bytes} bytes of shared "
-            f"memory; the program says {kernel.threads} and {kernel.shared_bytes}"
+            f"kernel {kernel.name}: launched with {threads} threads and {launch.shared_bytes} bytes of "
+            f"shared memory; the program says {kernel.threads} and {kernel.shared_bytes}"
         )
     for raw in launch.params[len(kernel.params) :]:
         if any(raw):

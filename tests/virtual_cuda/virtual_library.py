@@ -27,8 +27,8 @@ _FLAGS = (
 def driver_library() -> Path:
     """Path of the stand-in ``libcuda.so.1``; compiles it where the cache lacks it.
 
-    The ABI comes from the real ``cuda.h`` in Triton's wheel, so that a runtime with a wrong declaration of a driver
-    function fails here. Raises RuntimeError with the compiler's text.
+    The ABI comes from the real ``cuda.h`` in Triton's wheel, so that a runtime with a wrong declaration of a
+    driver function fails here. Raises RuntimeError with the compiler's text.
     """
     sources = sorted(_SOURCES.glob("*.cc"))
     content = hashlib.sha256(repr(_FLAGS).encode())

@@ -12,7 +12,7 @@ from virtual_driver import VirtualDriver
 
 
 class AccessChecker:
-    """Raises IndexError, with ``describe(address)`` in its text, for an access outside of live allocations."""
+    """Raises IndexError, with ``describe(address)``, for an access outside of live allocations."""
 
     def __init__(self, driver: VirtualDriver, describe: Callable[[int], str]) -> None:
         self._driver = driver

@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own: the virtual device is configured once per process, and may crash it."""
+"""Runs a function in a process of its own: a process has one virtual device, which may crash it."""
 
 from __future__ import annotations
 
