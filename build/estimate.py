@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..engines.weights_file import layout_bytes
 from .lower import Lowered
-from .memory import stored_bytes
 from .packing import CHUNK_BYTES
 
 #: Golden logits, graph, tokenizer and program: small beside the weights, but not nothing.
@@ -20,7 +20,7 @@ VERIFY_WEIGHTS = 1 << 30
 
 def weight_bytes(lowered: Iterable[Lowered]) -> int:
     """Bytes of all weights on disk."""
-    stored = {weight.name: stored_bytes(weight) for one in lowered for weight in one.program.weights}
+    stored = {weight.name: layout_bytes(weight) for one in lowered for weight in one.program.weights}
     return sum(stored.values())
 
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from castiron.errors import BuildError
 
-from ..engines.program import PROGRAM_FORMAT, KvLayer, Limits, Program, Step, Value, WeightDType
+from ..engines.cuda_layout import kv_layout
+from ..engines.program import PROGRAM_FORMAT, KvLayer, Limits, Program, Step, WeightDType
+from ..engines.symbols import largest_counts
 from ..graph import ops as names
-from ..plugins import Op, Registry, default_registry
+from ..plugins import TARGETS, Context, Lowering, Op, Registry, default_registry
+from .launches import KernelRequest, LaunchTable
 from .memory import MemoryPlan, memory_plan
 from .operands import GraphView
 from .packing import PackedSource
 from .steps import StepList
-from .weight_table import WeightTable
+from .storage import half_values, with_storage
+from .weight_table import WeightPool, WeightTable
 from .weights import WeightGraph
 
-#: Build dtypes and what a host program stores for them.
-WEIGHT_DTYPES: dict[str, WeightDType] = {"float32": "f32", "bfloat16": "bf16"}
+#: Build dtypes and what a program stores for them.
+WEIGHT_DTYPES: dict[str, WeightDType] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+#: Rows of a query tile of prefill attention (symbol P): as many as keep the matrix units of every
+#: architecture busy while a tile and two stages of keys and values fit 99 KB of shared memory.
+PREFILL_TILE = 64
 
 
 @dataclass(frozen=True)
@@ -33,50 +41,87 @@ class Decision:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, where its weights come from, and what it will reserve."""
+    """A program, where its weights come from, and what it will reserve.
+
+    ``requests``: the kernels that its launches refer to, still to be compiled; empty on host.
+    """
 
     program: Program
     #: By weight name, in the order of first use: the stored form and what fills it.
     sources: dict[str, PackedSource]
     memory: MemoryPlan
     decisions: tuple[Decision, ...]
+    requests: tuple[KernelRequest, ...] = ()
+
+
+class _Chooser:
+    """Asks the registry, and counts what it answered."""
+
+    def __init__(self, registry: Registry, context: Context) -> None:
+        self._registry, self._context = registry, context
+        self._chosen: dict[tuple[str, str], int] = {}
+
+    def __call__(self, op: Op) -> Lowering:
+        tactic = self._registry.choose(op, self._context, self._context.limits.max_num_tokens)
+        self._chosen[op.kind, tactic.name] = self._chosen.get((op.kind, tactic.name), 0) + 1
+        return tactic.lower(op, self._context)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(Decision(op, tactic, count) for (op, tactic), count in sorted(self._chosen.items()))
 
 
 def lower(
-    model: onnx.ModelProto, target: str, limits: Limits, dtype: str, registry: Registry | None = None
+    model: onnx.ModelProto,
+    target: str,
+    limits: Limits,
+    dtype: str,
+    registry: Registry | None = None,
+    pool: WeightPool | None = None,
 ) -> Lowered:
     """Lower a graph that has been through the passes.
 
-    ``dtype``: "bfloat16" or "float32", the type of matrices and of the KV cache; vectors stay float32.
-    Raises BuildError when an op has no tactic, or when the limits do not fit the model.
+    ``dtype``: the type of matrices and of the KV cache; vectors stay float32. ``pool``: the weights of the
+    engine, where several targets share it. Raises BuildError when an op has no tactic, or when the limits do
+    not fit the model.
     """
-    if target != "host":
-        raise BuildError(f"unknown target {target!r}; this castiron builds for: host")
+    if target not in TARGETS:
+        raise BuildError(f"unknown target {target!r}; this castiron builds for: {', '.join(TARGETS)}")
     if dtype not in WEIGHT_DTYPES:
         raise BuildError(f"unknown dtype {dtype!r}; expected one of {', '.join(WEIGHT_DTYPES)}")
-    registry = registry or default_registry()
     graph = GraphView(model)
-    steps = StepList(graph.inputs(), names.LOGITS)
-    weights = WeightTable(WeightGraph(model), WEIGHT_DTYPES[dtype])
-    chosen: dict[tuple[str, str], int] = {}
-    for op in graph.ops():
+    ops = list(graph.ops())
+    half = WEIGHT_DTYPES[dtype]
+    layers = _kv_layers(ops, half)
+    on_gpu = TARGETS[target].family == "cuda"
+    context = Context(
+        TARGETS[target],
+        half,
+        limits,
+        kv_layout(layers) if on_gpu else None,
+        PREFILL_TILE if on_gpu else 0,
+    )
+    chooser = _Chooser(registry or default_registry((target,)), context)
+    weights = WeightTable(pool or WeightPool(WeightGraph(model)), half, context.target.family)
+    steps = StepList(graph.inputs(), names.LOGITS, weights, chooser, inputs_in_arena=not on_gpu)
+    halves = half_values(ops, (names.LOGITS,)) if on_gpu else set()
+    for op in ops:
         _check_table_length(op, limits)
-        tactic = registry.choose(op, target, limits.max_num_tokens)
-        chosen[op.kind, tactic.name] = chosen.get((op.kind, tactic.name), 0) + 1
-        steps.append(op, tactic.lower(op), weights)
+        stored = with_storage(op, halves, half)
+        steps.append(stored, chooser(stored))
     steps.finish()
-    planned = steps.plan(limits)
-    logits = next(value for value in planned.values if value.name == names.LOGITS)
-    stored = weights.finish()
-    layers = _kv_layers(steps, WEIGHT_DTYPES[dtype])
+    vocab_size = _vocab_size(steps.placed(names.LOGITS).shape)
+    planned = steps.plan(largest_counts(limits, vocab_size, context.prefill_tile))
+    sources = weights.finish()
+    launches = LaunchTable(steps, weights)
     program = Program(
         format=PROGRAM_FORMAT,
         target=target,
-        vocab_size=_vocab_size(logits),
+        vocab_size=vocab_size,
         limits=limits,
         arena_bytes=planned.arena_bytes,
         values=planned.values,
-        weights=[source.weight for source in stored.values()],
+        weights=[source.weight for source in sources.values()],
         steps=[
             Step(
                 kernel=call.kernel,
@@ -84,20 +129,21 @@ def lower(
                 weights=[weights.name_of(use) for use in call.weights],
                 outputs=list(call.outputs),
                 attrs=dict(call.attrs),
+                launches=launches.of(call),
             )
             for call in steps.calls
         ],
         kv_layers=layers,
+        prefill_tile=context.prefill_tile,
     )
-    memory = memory_plan(program.weights, layers, planned.arena_bytes, limits)
-    decisions = tuple(Decision(op, tactic, count) for (op, tactic), count in sorted(chosen.items()))
-    return Lowered(program, stored, memory, decisions)
+    memory = memory_plan(program)
+    return Lowered(program, sources, memory, chooser.decisions, launches.requests)
 
 
-def _vocab_size(logits: Value) -> int:
-    if len(logits.shape) != 2 or logits.shape[0] != names.ROWS or not isinstance(logits.shape[1], int):
-        raise BuildError(f"the graph's logits have shape {logits.shape}; expected [N, vocab]")
-    return logits.shape[1]
+def _vocab_size(shape: Sequence[int | str]) -> int:
+    if len(shape) == 2 and shape[0] == names.ROWS and isinstance(shape[1], int):
+        return shape[1]
+    raise BuildError(f"the graph's logits have shape {list(shape)}; expected [N, vocab]")
 
 
 def _check_table_length(op: Op, limits: Limits) -> None:
@@ -113,14 +159,12 @@ def _check_table_length(op: Op, limits: Limits) -> None:
         )
 
 
-def _kv_layers(steps: StepList, dtype: WeightDType) -> list[KvLayer]:
+def _kv_layers(ops: Sequence[Op], dtype: WeightDType) -> list[KvLayer]:
     layers: dict[int, KvLayer] = {}
-    for call in steps.calls:
-        if call.kernel in ("write_kv", "rope_write_kv"):
-            sizes = {name: call.attrs[name] for name in ("kv_heads", "head_dim", "v_head_dim")}
-            index = call.attrs["layer"]
-            assert isinstance(index, int)
-            layers[index] = KvLayer.model_validate({**sizes, "dtype": dtype})
+    for op in ops:
+        if op.kind in ("castiron.WriteKV", "castiron.RopeWriteKV"):
+            sizes = {name: int(op.attrs[name]) for name in ("kv_heads", "head_dim", "v_head_dim")}
+            layers[int(op.attrs["layer"])] = KvLayer.model_validate({**sizes, "dtype": dtype})
     if sorted(layers) != list(range(len(layers))):
         raise BuildError(f"cache layers are {sorted(layers)}; expected them numbered from 0 without gaps")
     return [layers[index] for index in range(len(layers))]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engines.program import KvLayer, Limits, Weight
+from ..engines.cuda_layout import kv_layout, step_input_bytes
+from ..engines.program import KvLayer, Program
+from ..engines.weights_file import layout_bytes
+from ..plugins.tactic import ITEM_BYTES
 
 ALIGNMENT = 64
 #: Tokens in a KV block (docs/program.md).
 BLOCK_TOKENS = 32
-_ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -66,24 +68,10 @@ def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
     )
 
 
-def stored_bytes(weight: Weight) -> int:
-    """Bytes of a weight in its layout, padding included (docs/program.md)."""
-    item = _ITEM_BYTES[weight.dtype]
-    if weight.layout == "plain":
-        count = item
-        for size in weight.shape:
-            count *= size
-        return count
-    rows, columns = weight.shape
-    panels = -(-rows // 16)
-    pairs = columns if weight.layout == "panel16" else -(-columns // 2) * 2
-    return panels * pairs * 16 * item
-
-
 def kv_block_bytes(layers: Sequence[KvLayer]) -> int:
     """Bytes of one KV block over all layers."""
     return sum(
-        layer.kv_heads * (layer.head_dim + layer.v_head_dim) * BLOCK_TOKENS * _ITEM_BYTES[layer.dtype]
+        layer.kv_heads * (layer.head_dim + layer.v_head_dim) * BLOCK_TOKENS * ITEM_BYTES[layer.dtype]
         for layer in layers
     )
 
@@ -104,34 +92,41 @@ class MemoryPlan:
     items: tuple[MemoryItem, ...]
 
 
-def memory_plan(
-    weights: Sequence[Weight], layers: Sequence[KvLayer], arena_bytes: int, limits: Limits
-) -> MemoryPlan:
+def memory_plan(program: Program) -> MemoryPlan:
     """The table for one program."""
-    matrices = sum(stored_bytes(w) for w in weights if len(w.shape) > 1)
-    vectors = sum(stored_bytes(w) for w in weights) - matrices
-    block = kv_block_bytes(layers)
-    per_sequence = -(-limits.max_seq_len // BLOCK_TOKENS)
-    blocks = per_sequence * limits.max_batch_size
-    return MemoryPlan(
-        (
+    limits, weights = program.limits, program.weights
+    matrices = sum(layout_bytes(w) for w in weights if len(w.shape) > 1)
+    vectors = sum(layout_bytes(w) for w in weights) - matrices
+    on_gpu = program.prefill_tile > 0
+    block = kv_layout(program.kv_layers).block_stride if on_gpu else kv_block_bytes(program.kv_layers)
+    blocks = -(-limits.max_seq_len // BLOCK_TOKENS) * limits.max_batch_size
+    items = [
+        MemoryItem(
+            "weights: matrices and tables", matrices, f"{sum(len(w.shape) > 1 for w in weights)} tensors"
+        ),
+        MemoryItem(
+            "weights: vectors", vectors, f"{sum(len(w.shape) == 1 for w in weights)} tensors, float32"
+        ),
+        MemoryItem(
+            "activations",
+            program.arena_bytes,
+            f"{limits.max_num_tokens} tokens a step; {limits.max_logit_rows} rows of logits included",
+        ),
+        MemoryItem("KV cache, one block", block, f"{BLOCK_TOKENS} tokens, {len(program.kv_layers)} layers"),
+        MemoryItem(
+            "KV cache, all requests at full length",
+            block * blocks,
+            f"{blocks} blocks = {limits.max_batch_size} requests x {limits.max_seq_len} tokens; "
+            "the runtime may reserve fewer",
+        ),
+    ]
+    if on_gpu:
+        items.append(
             MemoryItem(
-                "weights: matrices and tables", matrices, f"{sum(len(w.shape) > 1 for w in weights)} tensors"
-            ),
-            MemoryItem(
-                "weights: vectors", vectors, f"{sum(len(w.shape) == 1 for w in weights)} tensors, float32"
-            ),
-            MemoryItem(
-                "activations",
-                arena_bytes,
-                f"{limits.max_num_tokens} tokens a step; {limits.max_logit_rows} rows of logits included",
-            ),
-            MemoryItem("KV cache, one block", block, f"{BLOCK_TOKENS} tokens, {len(layers)} layers"),
-            MemoryItem(
-                "KV cache, all requests at full length",
-                block * blocks,
-                f"{blocks} blocks = {limits.max_batch_size} requests x {limits.max_seq_len} tokens; "
-                "the runtime may reserve fewer",
-            ),
+                "step inputs",
+                step_input_bytes(program),
+                "token ids, positions, block tables: one upload a step; CUDA graphs come on top, measured "
+                "when the runtime captures them",
+            )
         )
-    )
+    return MemoryPlan(tuple(items))

@@ -29,9 +29,11 @@ PANEL: Final = 16
 DTYPES: Final[dict[WeightDType, np.dtype[Any]]] = {
     "f32": np.dtype(np.float32),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
 }
 _WIDER: Final[dict[WeightDType, str]] = {
     "bf16": "build with --dtype float32",
+    "f16": "build with --dtype bfloat16",
     "f32": "no engine holds such a value: the checkpoint is damaged",
 }
 _PANEL_LAYOUT: Final[dict[WeightDType, Layout]] = {"f32": "panel16", "bf16": "panel16x2"}

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from castiron.errors import BuildError
 
-from ..engines.program import Dim, Limits, Value
+from ..engines.program import Dim, Value
 from ..plugins import Call, Lowering, Op, Operand, View
-from ..plugins.host.kernels import IN_PLACE, TAKES_VIEWS
+from ..plugins.launch import KernelLaunch, Param
+from ..plugins.tactic import COPY, ITEM_BYTES
 from .memory import Buffer, plan_arena
 from .weight_table import WeightTable
 
 
 @dataclass(frozen=True)
-class _Placed:
+class Placed:
     """A value, the storage it lies in, and the base it is a column view on."""
 
     shape: tuple[int | str, ...]
-    dtype: Literal["f32", "i32"]
+    dtype: Literal["f32", "i32", "bf16", "f16"]
     storage: int
     base: str | None = None
     column: int = 0
@@ -35,32 +36,42 @@ class PlannedValues:
 
 
 class StepList:
-    """Collects calls in order; turns views into values without storage; plans the arena at the end."""
+    """Collects calls in order; turns views into values without storage; plans the arena at the end.
 
-    def __init__(self, inputs: Sequence[Operand], output: str) -> None:
+    ``copier`` lowers a castiron.Copy. ``inputs_in_arena``: whether the graph's inputs lie in the arena, or in
+    a block of their own.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Operand],
+        output: str,
+        weights: WeightTable,
+        copier: Callable[[Op], Lowering],
+        *,
+        inputs_in_arena: bool,
+    ) -> None:
         self.calls: list[Call] = []
         self._inputs = [operand.name for operand in inputs]
         self._output = output
-        self._values: dict[str, _Placed] = {}
+        self._weights = weights
+        self._copier = copier
+        self._inputs_in_arena = inputs_in_arena
+        self._values: dict[str, Placed] = {}
         self._storages = 0
         self._copies: dict[str, str] = {}
         self._merged: list[int] = []
         for operand in inputs:
             self._define(operand)
 
-    def append(self, op: Op, lowering: Lowering, weights: WeightTable) -> None:
+    def append(self, op: Op, lowering: Lowering) -> None:
         """Add what a tactic made of an op."""
         new = {operand.name: operand for operand in (*op.outputs, *lowering.temporaries)}
         for action in lowering.actions:
             if isinstance(action, View):
-                self._view(action)
-                continue
-            inputs = [self._readable(action.kernel, name) for name in action.inputs]
-            for name in action.outputs:
-                self._define(new[name])
-            for use in action.weights:
-                weights.use(use)
-            self.calls.append(Call(action.kernel, inputs, action.outputs, action.weights, action.attrs))
+                self._view(action, new.get(action.name))
+            else:
+                self._call(action, new)
 
     def finish(self) -> None:
         """Check the output and let kernels that may work in place do so."""
@@ -72,13 +83,29 @@ class StepList:
         self._merged = list(range(self._storages))
         self._share_in_place()
 
-    def plan(self, limits: Limits) -> PlannedValues:
-        """Offsets for the limits. Values that only views refer to are kept: views need their base."""
+    def placed(self, name: str) -> Placed:
+        """Where a value lies."""
+        return self._values[name]
+
+    def row_stride(self, name: str) -> int:
+        """Elements from one row of a value to the next."""
+        value = self._values[name]
+        width = (self._values[value.base] if value.base else value).shape[-1]
+        if len(value.shape) != 2 or not isinstance(width, int):
+            raise BuildError(f"value {name!r} of shape {list(value.shape)} has no row stride")
+        return width
+
+    def plan(self, sizes_of: Mapping[str, int]) -> PlannedValues:
+        """Offsets for the largest count of each symbol. Views keep their base: they need its bytes."""
         sizes: dict[int, int] = {}
         for placed in self._values.values():
             if placed.base is None:
                 storage = self._merged[placed.storage]
-                sizes[storage] = max(sizes.get(storage, 0), 4 * _elements(placed.shape, limits))
+                size = ITEM_BYTES[placed.dtype] * _elements(placed.shape, sizes_of)
+                sizes[storage] = max(sizes.get(storage, 0), size)
+        if not self._inputs_in_arena:
+            for name in self._inputs:
+                sizes.pop(self._merged[self._values[name].storage])
         first, last = self._lifetimes()
         used = sorted(storage for storage in sizes if storage in first)
         offsets, total = plan_arena([Buffer(sizes[s], first[s], last[s]) for s in used])
@@ -89,7 +116,7 @@ class StepList:
                 name=name,
                 dtype=placed.dtype,
                 shape=cast("list[Dim]", list(placed.shape)),
-                offset=0 if placed.base is not None else offset_of[self._merged[placed.storage]],
+                offset=0 if placed.base is not None else offset_of.get(self._merged[placed.storage], 0),
                 base=placed.base,
                 column=placed.column,
             )
@@ -110,38 +137,64 @@ class StepList:
     def _define(self, operand: Operand) -> None:
         if operand.name in self._values:
             raise BuildError(f"value {operand.name!r} is computed twice")
-        self._values[operand.name] = _Placed(operand.shape, operand.dtype, self._storages)
+        self._values[operand.name] = Placed(operand.shape, operand.dtype, self._storages)
         self._storages += 1
 
-    def _view(self, view: View) -> None:
+    def _call(self, call: Call, new: Mapping[str, Operand]) -> None:
+        names = {name: self._readable(call, name) for name in call.inputs}
+        # Values that only launches name are scratch: written and read within the step.
+        scratch = dict.fromkeys(
+            str(arg.of)
+            for launch in call.launches
+            for arg in launch.args
+            if arg.kind in ("value", "row_stride") and arg.of not in names and arg.of not in call.outputs
+        )
+        outputs = [*call.outputs, *(name for name in scratch if name not in self._inputs)]
+        for name in outputs:
+            if name not in new:
+                raise BuildError(
+                    f"{call.kernel} names {name!r}, which is neither an input of the call nor a value that "
+                    "its tactic announces (an output of the op, or Lowering.temporaries)"
+                )
+            self._define(new[name])
+        for use in call.weights:
+            self._weights.use(use)
+        launches = tuple(_renamed(launch, names) for launch in call.launches)
+        inputs = [names[name] for name in call.inputs]
+        self.calls.append(replace(call, inputs=inputs, outputs=outputs, launches=launches))
+
+    def _view(self, view: View, target: Operand | None) -> None:
         base = self._values[view.base]
         if view.column is not None:
             # Views do not nest: a view on a view is one on its base.
             root = base.base or view.base
-            self._values[view.name] = _Placed(
-                view.shape, base.dtype, base.storage, root, base.column + view.column
-            )
+            column = base.column + view.column
+            self._values[view.name] = Placed(view.shape, base.dtype, base.storage, root, column)
             return
         # Another shape of the same numbers: every value has bytes of its own, so that the reader and the
         # device can check that each is written before it is read.
-        self._define(Operand(view.name, view.shape, base.dtype))
-        self.calls.append(Call("copy", [view.base], [view.name]))
+        dtype = base.dtype if target is None else target.dtype
+        self._copy(view.base, Operand(view.name, view.shape, dtype))
 
-    def _readable(self, kernel: str, name: str) -> str:
+    def _readable(self, call: Call, name: str) -> str:
         value = self._values.get(name)
         if value is None:
-            raise BuildError(f"{kernel} reads {name!r}, which no earlier step computes")
-        return name if value.base is None or kernel in TAKES_VIEWS else self._copy(name)
-
-    def _copy(self, name: str) -> str:
-        """A contiguous copy of a column view, made once."""
+            raise BuildError(f"{call.kernel} reads {name!r}, which no earlier step computes")
+        if value.base is None or call.takes_views:
+            return name
         if name not in self._copies:
-            view = self._values[name]
-            copy = f"{name}.contiguous"
-            self._define(Operand(copy, view.shape, view.dtype))
-            self.calls.append(Call("copy", [name], [copy]))
-            self._copies[name] = copy
+            copy = Operand(f"{name}.contiguous", value.shape, value.dtype)
+            self._copy(name, copy)
+            self._copies[name] = copy.name
         return self._copies[name]
+
+    def _copy(self, source: str, target: Operand) -> None:
+        value = self._values[source]
+        op = Op(COPY, (Operand(source, value.shape, value.dtype),), (target,))
+        lowering = self._copier(op)
+        if not all(isinstance(action, Call) and action.takes_views for action in lowering.actions):
+            raise BuildError(f"a tactic for {COPY} must consist of calls that take views")
+        self.append(op, lowering)
 
     def _lifetimes(self) -> tuple[dict[int, int], dict[int, int]]:
         """First and last step of each storage; graph inputs and the output live throughout their reach."""
@@ -161,7 +214,7 @@ class StepList:
     def _share_in_place(self) -> None:
         _, last = self._lifetimes()
         for index, call in enumerate(self.calls):
-            for output, operand in IN_PLACE.get(call.kernel, ()):
+            for output, operand in call.in_place:
                 if operand >= len(call.inputs) or output >= len(call.outputs):
                     continue
                 source, target = self._values[call.inputs[operand]], self._values[call.outputs[output]]
@@ -186,8 +239,16 @@ class StepList:
                     last[old] = last[new]
 
 
-def _elements(shape: Sequence[Any], limits: Limits) -> int:
-    sizes = {"T": limits.max_num_tokens, "N": limits.max_logit_rows}
+def _renamed(launch: KernelLaunch, names: Mapping[str, str]) -> KernelLaunch:
+    """``launch`` with contiguous copies in the place of views that its call does not take."""
+    args = tuple(
+        Param(arg.kind, names.get(str(arg.of), arg.of)) if arg.kind in ("value", "row_stride") else arg
+        for arg in launch.args
+    )
+    return replace(launch, args=args)
+
+
+def _elements(shape: Sequence[Any], sizes: Mapping[str, int]) -> int:
     count = 1
     for dim in shape:
         count *= sizes[dim] if isinstance(dim, str) else dim

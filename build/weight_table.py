@@ -1,24 +1,80 @@
-"""Which weights a program reads, each stored once."""
+"""Which weights the programs of an engine read, each stored once in each form."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
+from castiron.errors import BuildError
+
 from ..engines.program import WeightDType
 from ..plugins import WeightUse
+from ..plugins.targets import Family
 from .packing import PackedSource
+from .weight_exprs import Concat
 from .weights import WeightGraph
 
 
-class WeightTable:
-    """Collects the uses of weights, then decides on one stored form for each.
+@dataclass(frozen=True)
+class _Form:
+    """How a weight is stored: panels of 16 rows (host's matrices) or plain rows."""
 
-    A table read by token id takes any layout, so it shares the panels of a tied output projection.
+    parts: tuple[str, ...]
+    kind: Literal["panels", "rows"]
+    dtype: WeightDType
+    #: Biases of gated products follow their panels on host.
+    interleaved: bool = False
+
+
+class WeightPool:
+    """The stored weights of an engine: programs of several targets share those of equal form."""
+
+    def __init__(self, graph: WeightGraph) -> None:
+        self._graph = graph
+        self._stored: dict[_Form, PackedSource] = {}
+        self._names: set[str] = set()
+
+    def source(self, form: _Form) -> PackedSource:
+        """The stored weight of this form, made on first use."""
+        if form not in self._stored:
+            name = self._fresh_name(form)
+            self._names.add(name)
+            self._stored[form] = self._packed(name, form)
+        return self._stored[form]
+
+    def _fresh_name(self, form: _Form) -> str:
+        name = "|".join(form.parts)
+        if len(name) > 400:  # names in the program are limited to 512 characters
+            name = f"{name[:380]}...{len(self._names)}"
+        for candidate in (name, f"{name}.{form.kind}", f"{name}.{form.kind}.{form.dtype}"):
+            if candidate not in self._names:
+                return candidate
+        raise BuildError(f"weight {name!r} is needed in more forms than there are names for")
+
+    def _packed(self, name: str, form: _Form) -> PackedSource:
+        exprs = [self._graph.expr(part) for part in form.parts]
+        if form.kind == "panels":
+            if len(exprs) == 2:
+                return PackedSource.gated_panels(name, exprs[0], exprs[1], form.dtype)
+            return PackedSource.panels(name, exprs[0], form.dtype)
+        if form.interleaved:
+            return PackedSource.gated_vector(name, exprs[0], exprs[1])
+        expr = exprs[0] if len(exprs) == 1 else Concat(exprs, 0)
+        return PackedSource.plain(name, expr, form.dtype)
+
+
+class WeightTable:
+    """Collects the uses of weights by one program, then decides on the stored form of each.
+
+    A table read by token id takes any layout, so on host it shares the panels of a tied output projection.
     """
 
-    def __init__(self, graph: WeightGraph, dtype: WeightDType) -> None:
-        self._graph = graph
+    def __init__(self, pool: WeightPool, dtype: WeightDType, family: Family) -> None:
+        self._pool = pool
         self._dtype: WeightDType = dtype
+        self._panels = family == "host"
         self._uses: dict[WeightUse, None] = {}
-        self._names: dict[WeightUse, str] = {}
+        self._sources: dict[WeightUse, PackedSource] = {}
 
     def use(self, use: WeightUse) -> None:
         """Record a use."""
@@ -26,35 +82,16 @@ class WeightTable:
 
     def name_of(self, use: WeightUse) -> str:
         """The stored weight's name; valid after ``finish``."""
-        return self._names[use]
+        return self._sources[use].name
 
     def finish(self) -> dict[str, PackedSource]:
         """Stored weights by name, in order of first use."""
-        stored: dict[str, PackedSource] = {}
-        for use in self._uses:
-            form = use
-            if use.role == "table" and WeightUse(use.parts, "matrix") in self._uses:
-                form = WeightUse(use.parts, "matrix")
-            if form not in self._names:
-                name = self._fresh_name(form, stored)
-                stored[name] = self._packed(name, form)
-                self._names[form] = name
-            self._names[use] = self._names[form]
-        return stored
+        self._sources = {use: self._pool.source(self._form(use)) for use in self._uses}
+        return {source.name: source for source in self._sources.values()}
 
-    def _fresh_name(self, use: WeightUse, stored: dict[str, PackedSource]) -> str:
-        name = "|".join(use.parts)
-        if len(name) > 400:  # names in the program are limited to 512 characters
-            name = f"{name[:380]}...{len(stored)}"
-        return name if name not in stored else f"{name}.{use.role}"
-
-    def _packed(self, name: str, use: WeightUse) -> PackedSource:
-        first, *others = (self._graph.expr(part) for part in use.parts)
-        if others:
-            (second,) = others
-            if use.role == "vector":
-                return PackedSource.gated_vector(name, first, second)
-            return PackedSource.gated_panels(name, first, second, self._dtype)
-        if use.role == "matrix":
-            return PackedSource.panels(name, first, self._dtype)
-        return PackedSource.plain(name, first, self._dtype if use.role == "table" else "f32")
+    def _form(self, use: WeightUse) -> _Form:
+        if use.role == "vector":
+            return _Form(use.parts, "rows", "f32", interleaved=self._panels and len(use.parts) == 2)
+        shared = use.role == "table" and WeightUse(use.parts, "matrix") in self._uses
+        panels = self._panels and (use.role == "matrix" or shared)
+        return _Form(use.parts, "panels" if panels else "rows", self._dtype)

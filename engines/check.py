@@ -10,10 +10,11 @@ from castiron.errors import EngineError
 
 from .kernels import KERNELS, attr_fits
 from .program import PROGRAM_FORMAT, Program, Step, Value, Weight
-from .weights_file import ALIGNMENT, TensorEntry, layout_bytes
+from .symbols import largest_counts
+from .weights_file import ALIGNMENT, CODES, TensorEntry, layout_bytes
 
 _FED = {"token_ids": ("i32", ["T"]), "positions": ("i32", ["T"]), "logit_rows": ("i32", ["N"])}
-_CODES = {"f32": "F32", "bf16": "BF16"}
+_ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
 
 
 def check_program(program: Program, tensors: Mapping[str, TensorEntry]) -> None:
@@ -25,6 +26,8 @@ class _Checker:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.values: dict[str, Value] = {}
+        self.on_gpu = program.target != "host"
+        self.most = largest_counts(program.limits, program.vocab_size, program.prefill_tile)
 
     def run(self, tensors: Mapping[str, TensorEntry]) -> None:
         program = self.program
@@ -55,18 +58,23 @@ class _Checker:
         if entry is None:
             self.fail("uses weight {!r}, which rank0.safetensors lacks", weight.name)
         needed = -(-layout_bytes(weight) // ALIGNMENT) * ALIGNMENT
-        if entry.dtype != _CODES[weight.dtype] or entry.nbytes != needed:
+        if entry.dtype != CODES[weight.dtype][0] or entry.nbytes != needed:
             self.fail(
                 "weight {!r} needs {} bytes of {}; rank0.safetensors holds {} of {}",
-                *(weight.name, needed, _CODES[weight.dtype], entry.nbytes, entry.dtype),
+                *(weight.name, needed, CODES[weight.dtype][0], entry.nbytes, entry.dtype),
             )
 
     def check_place(self, value: Value) -> None:
         if value.base is not None:
             self.check_view(value, self.values.get(value.base))
             return
-        bound = {"T": self.program.limits.max_num_tokens, "N": self.program.limits.max_logit_rows}
-        size = math.prod(bound[dim] if isinstance(dim, str) else dim for dim in value.shape) * 4
+        if value.name in _FED and self.on_gpu:
+            return  # lies in the step's input block
+        for dim in value.shape:
+            if isinstance(dim, str) and dim not in self.most:
+                self.fail("value {!r} has a size {}, which this target has no count of", value.name, dim)
+        size = math.prod(self.most[dim] if isinstance(dim, str) else dim for dim in value.shape)
+        size *= _ITEM_BYTES[value.dtype]
         if value.offset % ALIGNMENT or value.column:
             self.fail("value {!r} is not aligned to {} bytes", value.name, ALIGNMENT)
         if value.offset + size > self.program.arena_bytes:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .program import KvLayer
+from .program import KvLayer, Program
+from .symbols import largest_counts
 
 BLOCK_TOKENS = 32
+#: Of each array of the step's input block.
+INPUT_ALIGNMENT = 16
 _ALIGNMENT = 256
 _ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
@@ -36,6 +39,16 @@ def kv_layout(layers: Sequence[KvLayer]) -> KvLayout:
         values.append(end)
         end += _aligned(row * layer.v_head_dim)
     return KvLayout(end, tuple(keys), tuple(values))
+
+
+def step_input_bytes(program: Program) -> int:
+    """Bytes of the block that one step uploads at most (docs/cuda-program.md, "Step inputs")."""
+    most = largest_counts(program.limits, program.vocab_size, program.prefill_tile)
+    blocks = -(-program.limits.max_seq_len // BLOCK_TOKENS)
+    # token_ids, positions, slots; tile_seq, tile_row; the others of one kind each
+    counts = [most["T"]] * 3 + [most["P"]] * 2
+    counts += [most["N"], most["S"] + 1, most["S"], most["S"] * blocks, most["D"]]
+    return sum(-(-4 * count // INPUT_ALIGNMENT) * INPUT_ALIGNMENT for count in counts)
 
 
 def _aligned(size: int) -> int:

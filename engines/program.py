@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 PROGRAM_FORMAT = (1, 1)
 
 #: Counts that are known only when a step runs. Host programs use T and N; docs/cuda-program.md has the rest.
-Symbol = Literal["T", "N", "S", "D", "P"]
+Symbol = Literal["T", "N", "S", "D", "P", "R", "E", "L", "V"]
 Dim = Annotated[int, Field(ge=1, le=1 << 40)] | Symbol
 DType = Literal["f32", "i32", "bf16", "f16"]
 WeightDType = Literal["f32", "bf16", "f16"]
@@ -84,6 +84,18 @@ StepInput = Literal[
     "decode_seq",
     "tile_seq",
     "tile_row",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "uniform",
+    "num_logprobs",
+    "repetition",
+    "frequency",
+    "presence",
+    "edit_row",
+    "edit_token",
+    "edit_count",
 ]
 
 
@@ -128,6 +140,8 @@ class Kernel(_Model):
     threads: Annotated[int, Field(ge=1, le=1024)]
     shared_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     params: Annotated[list[Literal["ptr", "i32", "i64", "f32"]], Field(max_length=64)]
+    #: Triton types of the params ("*bf16", "i32", "fp32"); empty for a kernel that is not Triton's.
+    types: Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=64)] = []
     hidden_pointers: Annotated[int, Field(ge=0, le=8)] = 0
     source: str = ""
     constants: dict[Name, Attr] = {}
@@ -179,3 +193,5 @@ class Program(_Model):
     kernels: list[Kernel] = []
     #: Rows of a query tile, the unit of symbol P; 0 on host.
     prefill_tile: Annotated[int, Field(ge=0, le=1024)] = 0
+    #: Run behind ``steps`` when the device samples, filling ``sampled``; empty: the host samples.
+    sampling: list[Step] = []

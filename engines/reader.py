@@ -30,6 +30,8 @@ _MAX_MANIFEST = 16 << 20
 _MAX_PROGRAM = 256 << 20
 _MAX_GRAPH = 2 << 30
 _MAX_SMALL_FILE = 512 << 20
+#: A cubin or a PTX text.
+MAX_IMAGE_BYTES = 64 << 20
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
 
@@ -104,6 +106,12 @@ class Engine:
             return {}
         data = self._container.read("build_report.json", _MAX_MANIFEST)
         return _json_object(data, f"{self.path}: build_report.json")
+
+    def kernel_images(self, target: str) -> dict[str, bytes]:
+        """Read the code of a CUDA target: {entry as in ``Kernel.image`` or ``ptx``: bytes}; {} on host."""
+        kernels = self.program(target).kernels
+        names = dict.fromkeys(name for kernel in kernels for name in (kernel.image, kernel.ptx) if name)
+        return {name: self._container.read(name, MAX_IMAGE_BYTES) for name in names}
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Compare every byte of every file with the manifest's SHA-256; raises EngineError on the first

@@ -21,7 +21,7 @@ from .program import Weight
 ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 20
-CODES = {"f32": ("F32", 4), "bf16": ("BF16", 2)}
+CODES = {"f32": ("F32", 4), "bf16": ("BF16", 2), "f16": ("F16", 2)}
 _SIZES = dict(CODES.values())
 
 

@@ -2,15 +2,19 @@
 
 from .defaults import default_registry
 from .registry import Registry
-from .tactic import Call, Lowering, Op, Operand, Tactic, View, WeightUse
+from .tactic import Call, Context, Lowering, Op, Operand, Tactic, View, WeightUse
+from .targets import TARGETS, Target
 
 __all__ = [
+    "TARGETS",
     "Call",
+    "Context",
     "Lowering",
     "Op",
     "Operand",
     "Registry",
     "Tactic",
+    "Target",
     "View",
     "WeightUse",
     "default_registry",

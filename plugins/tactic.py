@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ..engines.cuda_layout import KvLayout
     from ..engines.program import Limits
 
+#: The op that lowering adds by itself: input 0 (perhaps a column view) as a contiguous value, perhaps of
+#: another shape of as many elements, perhaps of another dtype.
+COPY = "castiron.Copy"
+ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
+
 Dim = int | str
 Dims = tuple[Dim, ...]
 Attr = bool | int | float | str | list[int] | list[float]
@@ -161,7 +166,11 @@ def element_count(shape: Dims, tokens: int) -> int:
     return count
 
 
-def bandwidth_cost(op: Op, tokens: int, bytes_per_second: float = 30e9) -> float:
+def bandwidth_cost(op: Op, context: Context, tokens: int) -> float:
     """Seconds to read every operand and write every result once: right for ops that do little arithmetic."""
-    operands = [o for o in (*op.inputs, *op.outputs) if o is not None]
-    return 4.0 * sum(element_count(o.shape, tokens) for o in operands) / bytes_per_second
+    moved = sum(
+        element_count(operand.shape, tokens) * ITEM_BYTES[operand.dtype]
+        for operand in (*op.inputs, *op.outputs)
+        if operand is not None
+    )
+    return moved / context.target.bandwidth

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..tactic import Attr, Call, Lowering, Op, Tactic, WeightUse, bandwidth_cost
+from ..tactic import Attr, Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
+from .kernels import host_call
 
 _PAIRS = ("rotary_dim", "interleaved", "concat_halves")
 _DIMS = ("q_heads", "kv_heads", "head_dim", "v_head_dim")
@@ -17,33 +18,35 @@ def _vectors(*names: str) -> list[WeightUse]:
     return [WeightUse((name,), "vector") for name in names]
 
 
-def _two_dimensional(op: Op) -> bool:
+def _two_dimensional(op: Op, context: Context) -> bool:
     return len(op.required(0).shape) == 2
 
 
-def _rope(op: Op) -> Lowering:
+def _rope(op: Op, context: Context) -> Lowering:
     x, positions, cos, sin = (op.required(i) for i in range(4))
     attrs = _attrs(op, ("heads", "head_dim", *_PAIRS))
-    call = Call("rope", [x.name, positions.name], [op.outputs[0].name], _vectors(cos.name, sin.name), attrs)
+    call = host_call(
+        "rope", [x.name, positions.name], [op.outputs[0].name], _vectors(cos.name, sin.name), attrs
+    )
     return Lowering((call,))
 
 
-def _rope_write_kv(op: Op) -> Lowering:
+def _rope_write_kv(op: Op, context: Context) -> Lowering:
     q, k, v, positions, cos, sin = (op.required(i) for i in range(6))
     inputs = [q.name, k.name, v.name, positions.name]
     attrs = _attrs(op, ("layer", *_DIMS, *_PAIRS))
     return Lowering(
-        (Call("rope_write_kv", inputs, [op.outputs[0].name], _vectors(cos.name, sin.name), attrs),)
+        (host_call("rope_write_kv", inputs, [op.outputs[0].name], _vectors(cos.name, sin.name), attrs),)
     )
 
 
-def _write_kv(op: Op) -> Lowering:
+def _write_kv(op: Op, context: Context) -> Lowering:
     k, v = op.required(0), op.required(1)
     attrs = _attrs(op, ("layer", "kv_heads", "head_dim", "v_head_dim"))
-    return Lowering((Call("write_kv", [k.name, v.name], [], (), attrs),))
+    return Lowering((host_call("write_kv", [k.name, v.name], [], (), attrs),))
 
 
-def _paged_attention(op: Op) -> Lowering:
+def _paged_attention(op: Op, context: Context) -> Lowering:
     q, sinks, slopes = op.required(0), op.input(1), op.input(2)
     attrs = _attrs(op, ("layer", *_DIMS))
     attrs |= {
@@ -55,25 +58,25 @@ def _paged_attention(op: Op) -> Lowering:
         "has_slopes": slopes is not None,
     }
     weights = _vectors(*(w.name for w in (sinks, slopes) if w is not None))
-    return Lowering((Call("paged_attention", [q.name], [op.outputs[0].name], weights, attrs),))
+    return Lowering((host_call("paged_attention", [q.name], [op.outputs[0].name], weights, attrs),))
 
 
-def _attention_fits(op: Op) -> bool:
+def _attention_fits(op: Op, context: Context) -> bool:
     constants = [op.input(i) for i in (1, 2)]
-    return _two_dimensional(op) and all(c is None or c.constant for c in constants)
+    return _two_dimensional(op, context) and all(c is None or c.constant for c in constants)
 
 
-def _gather_rows(op: Op) -> Lowering:
+def _gather_rows(op: Op, context: Context) -> Lowering:
     x, rows = op.required(0), op.required(1)
-    return Lowering((Call("gather_rows", [x.name, rows.name], [op.outputs[0].name]),))
+    return Lowering((host_call("gather_rows", [x.name, rows.name], [op.outputs[0].name]),))
 
 
-def _rope_fits(op: Op) -> bool:
-    return _two_dimensional(op) and op.required(2).constant and op.required(3).constant
+def _rope_fits(op: Op, context: Context) -> bool:
+    return _two_dimensional(op, context) and op.required(2).constant and op.required(3).constant
 
 
-def _rope_write_fits(op: Op) -> bool:
-    return _two_dimensional(op) and op.required(4).constant and op.required(5).constant
+def _rope_write_fits(op: Op, context: Context) -> bool:
+    return _two_dimensional(op, context) and op.required(4).constant and op.required(5).constant
 
 
 TACTICS = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tactic import Call, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
+from ..tactic import Call, Context, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
+from .kernels import host_call
 
 _LARGEST = 3.4028234663852886e38
 _BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max", "Pow": "pow"}
@@ -23,23 +24,25 @@ _UNARY = {
 _REDUCE = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max"}
 
 
-def _activation(op: Op) -> bool:
+def _activation(op: Op, context: Context) -> bool:
     return op.outputs[0].dtype == "f32" and not op.required(0).constant
 
 
-def _lower_activation(op: Op) -> Lowering:
+def _lower_activation(op: Op, context: Context) -> Lowering:
     return _unary_call(op, str(op.attrs["fn"]))
 
 
 def _unary_call(op: Op, fn: str) -> Lowering:
-    return Lowering((Call("unary", [op.required(0).name], [op.outputs[0].name], (), {"fn": fn}),))
+    return Lowering((host_call("unary", [op.required(0).name], [op.outputs[0].name], (), {"fn": fn}),))
 
 
 def _unary(kind: str, fn: str) -> Tactic:
-    return Tactic(f"host.{fn}", kind, "host", _activation, lambda op: _unary_call(op, fn), bandwidth_cost)
+    return Tactic(
+        f"host.{fn}", kind, "host", _activation, lambda op, context: _unary_call(op, fn), bandwidth_cost
+    )
 
 
-def _float_operands(op: Op) -> bool:
+def _float_operands(op: Op, context: Context) -> bool:
     a, b = op.required(0), op.required(1)
     if a.dtype != "f32" or b.dtype != "f32" or (a.constant and b.constant):
         return False
@@ -48,7 +51,7 @@ def _float_operands(op: Op) -> bool:
 
 
 def _binary(kind: str, fn: str) -> Tactic:
-    def lower(op: Op) -> Lowering:
+    def lower(op: Op, context: Context) -> Lowering:
         a, b = op.required(0), op.required(1)
         reverse = a.constant
         if reverse:
@@ -63,27 +66,27 @@ def _binary(kind: str, fn: str) -> Tactic:
             "reverse": reverse and fn in ("sub", "div", "pow"),
         }
         if b.constant:
-            return Lowering((Call("binary", [a.name], [out], [WeightUse((b.name,), "vector")], attrs),))
-        return Lowering((Call("binary", [a.name, b.name], [out], (), attrs),))
+            return Lowering((host_call("binary", [a.name], [out], [WeightUse((b.name,), "vector")], attrs),))
+        return Lowering((host_call("binary", [a.name, b.name], [out], (), attrs),))
 
     return Tactic(f"host.{fn}", kind, "host", _float_operands, lower, bandwidth_cost)
 
 
-def _clip_fits(op: Op) -> bool:
+def _clip_fits(op: Op, context: Context) -> bool:
     bounds = [op.input(i) for i in (1, 2)]
     return op.required(0).dtype == "f32" and all(b is None or b.scalar is not None for b in bounds)
 
 
-def _clip(op: Op) -> Lowering:
+def _clip(op: Op, context: Context) -> Lowering:
     low, high = op.input(1), op.input(2)
     least = -_LARGEST if low is None or low.scalar is None else max(low.scalar, -_LARGEST)
     most = _LARGEST if high is None or high.scalar is None else min(high.scalar, _LARGEST)
     return Lowering(
-        (Call("clip", [op.required(0).name], [op.outputs[0].name], (), {"min": least, "max": most}),)
+        (host_call("clip", [op.required(0).name], [op.outputs[0].name], (), {"min": least, "max": most}),)
     )
 
 
-def _over_last_axis(op: Op) -> bool:
+def _over_last_axis(op: Op, context: Context) -> bool:
     rank = len(op.required(0).shape)
     axes = op.input(1)
     if axes is None:
@@ -91,21 +94,21 @@ def _over_last_axis(op: Op) -> bool:
     return axes.values is not None and [int(v) % rank for v in axes.values.reshape(-1)] == [rank - 1]
 
 
-def _softmax(op: Op) -> Lowering:
-    return Lowering((Call("softmax", [op.required(0).name], [op.outputs[0].name]),))
+def _softmax(op: Op, context: Context) -> Lowering:
+    return Lowering((host_call("softmax", [op.required(0).name], [op.outputs[0].name]),))
 
 
 def _reduce(kind: str, fn: str) -> Tactic:
-    def lower(op: Op) -> Lowering:
-        return Lowering((Call("reduce", [op.required(0).name], [op.outputs[0].name], (), {"fn": fn}),))
+    def lower(op: Op, context: Context) -> Lowering:
+        return Lowering((host_call("reduce", [op.required(0).name], [op.outputs[0].name], (), {"fn": fn}),))
 
-    def accepts(op: Op) -> bool:
-        return op.input(1) is not None and _over_last_axis(op)
+    def accepts(op: Op, context: Context) -> bool:
+        return op.input(1) is not None and _over_last_axis(op, context)
 
     return Tactic(f"host.{kind}", kind, "host", accepts, lower, bandwidth_cost)
 
 
-def _expand_fits(op: Op) -> bool:
+def _expand_fits(op: Op, context: Context) -> bool:
     x, y = op.required(0), op.outputs[0]
     # A size that x has as one and y as a symbol cannot be given by a weight's shape.
     padded: Dims = (1,) * (len(y.shape) - len(x.shape)) + x.shape
@@ -114,7 +117,7 @@ def _expand_fits(op: Op) -> bool:
     )
 
 
-def _expand(op: Op) -> Lowering:
+def _expand(op: Op, context: Context) -> Lowering:
     """A broadcast is a concatenation of copies along each axis that grows."""
     x, y = op.required(0), op.outputs[0]
     shape: Dims = (1,) * (len(y.shape) - len(x.shape)) + x.shape
@@ -130,7 +133,7 @@ def _expand(op: Op) -> Lowering:
         result = y.name if axis == growing[-1] else f"{name}.{axis}"
         if result != y.name:
             temporaries.append(Operand(result, shape))
-        actions.append(Call("concat", [name] * times, [result], (), {"axis": axis}))
+        actions.append(host_call("concat", [name] * times, [result], (), {"axis": axis}))
         name = result
     return Lowering(tuple(actions), tuple(temporaries))
 

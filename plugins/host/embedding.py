@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from ..tactic import Call, Lowering, Op, Tactic, WeightUse, bandwidth_cost
+from ..tactic import Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
+from .kernels import host_call
 
 
-def _embedding_fits(op: Op) -> bool:
+def _embedding_fits(op: Op, context: Context) -> bool:
     ids, table = op.required(0), op.required(1)
     return len(ids.shape) == 1 and ids.dtype == "i32" and table.constant and len(table.shape) == 2
 
 
-def _embedding(op: Op) -> Lowering:
+def _embedding(op: Op, context: Context) -> Lowering:
     ids, table = op.required(0), op.required(1)
     attrs = {"scale": float(op.attrs.get("scale", 1.0)), "index_offset": int(op.attrs.get("index_offset", 0))}
     # Numbers that the graph holds (position tables) stay float32; the checkpoint's follow the build dtype.
     use = WeightUse((table.name,), "vector" if table.values is not None else "table")
-    return Lowering((Call("embedding", [ids.name], [op.outputs[0].name], [use], attrs),))
+    return Lowering((host_call("embedding", [ids.name], [op.outputs[0].name], [use], attrs),))
 
 
-def _gather_fits(op: Op) -> bool:
+def _gather_fits(op: Op, context: Context) -> bool:
     x, indices = op.required(0), op.required(1)
     return (
         int(op.attrs.get("axis", 0)) == 0
@@ -28,13 +29,13 @@ def _gather_fits(op: Op) -> bool:
     )
 
 
-def _gather(op: Op) -> Lowering:
+def _gather(op: Op, context: Context) -> Lowering:
     x, indices = op.required(0), op.required(1)
     attrs = {"axis": 0, "x_weight": x.constant}
     out = [op.outputs[0].name]
     if x.constant:
-        return Lowering((Call("gather", [indices.name], out, [WeightUse((x.name,), "vector")], attrs),))
-    return Lowering((Call("gather", [x.name, indices.name], out, (), attrs),))
+        return Lowering((host_call("gather", [indices.name], out, [WeightUse((x.name,), "vector")], attrs),))
+    return Lowering((host_call("gather", [x.name, indices.name], out, (), attrs),))
 
 
 TACTICS = (

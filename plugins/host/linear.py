@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from ..tactic import Attr, Call, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost, element_count
+from ..tactic import Attr, Context, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost, element_count
+from .kernels import host_call
 
 _FLOPS = 1.5e11
 
 
-def _rows_and_matrix(op: Op) -> bool:
+def _rows_and_matrix(op: Op, context: Context) -> bool:
     x, w = op.required(0), op.required(1)
     return len(x.shape) == 2 and not x.constant and len(w.shape) == 2 and w.constant
 
 
-def _linear(op: Op) -> Lowering:
+def _linear(op: Op, context: Context) -> Lowering:
     x, w = op.required(0), op.required(1)
     bias, residual = op.input(2), op.input(3)
     weights = [WeightUse((w.name,), "matrix")]
@@ -25,32 +26,32 @@ def _linear(op: Op) -> Lowering:
         "activation": str(op.attrs.get("activation", "none")),
         "alpha": float(op.attrs.get("alpha", 1.0)),
     }
-    return Lowering((Call("linear", inputs, [op.outputs[0].name], weights, attrs),))
+    return Lowering((host_call("linear", inputs, [op.outputs[0].name], weights, attrs),))
 
 
-def _gated(op: Op) -> Lowering:
+def _gated(op: Op, context: Context) -> Lowering:
     x, gate, up = op.required(0), op.required(1), op.required(2)
     gate_bias, up_bias = op.input(3), op.input(4)
     weights = [WeightUse((gate.name, up.name), "matrix")]
     if gate_bias is not None and up_bias is not None:
         weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
     attrs: dict[str, Attr] = {"has_bias": len(weights) == 2, "activation": str(op.attrs["activation"])}
-    return Lowering((Call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs),))
+    return Lowering((host_call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs),))
 
 
-def _gated_fits(op: Op) -> bool:
+def _gated_fits(op: Op, context: Context) -> bool:
     biases = [op.input(3), op.input(4)]
-    return _rows_and_matrix(op) and (biases[0] is None) == (biases[1] is None)
+    return _rows_and_matrix(op, context) and (biases[0] is None) == (biases[1] is None)
 
 
-def _product_cost(op: Op, tokens: int) -> float:
+def _product_cost(op: Op, context: Context, tokens: int) -> float:
     matrices = [o for o in op.inputs if o is not None and o.constant and len(o.shape) == 2]
     weights = sum(element_count(o.shape, tokens) for o in matrices)
     # The larger of arithmetic and reading the weights once.
-    return max(2.0 * tokens * weights / _FLOPS, bandwidth_cost(op, tokens))
+    return max(2.0 * tokens * weights / _FLOPS, bandwidth_cost(op, context, tokens))
 
 
-def _matmul_fits(op: Op) -> bool:
+def _matmul_fits(op: Op, context: Context) -> bool:
     a, b = op.required(0), op.required(1)
     return (
         not a.constant
@@ -60,12 +61,12 @@ def _matmul_fits(op: Op) -> bool:
     )
 
 
-def _matmul(op: Op) -> Lowering:
+def _matmul(op: Op, context: Context) -> Lowering:
     a, b = op.required(0), op.required(1)
-    return Lowering((Call("matmul", [a.name, b.name], [op.outputs[0].name]),))
+    return Lowering((host_call("matmul", [a.name, b.name], [op.outputs[0].name]),))
 
 
-def _matmul_cost(op: Op, tokens: int) -> float:
+def _matmul_cost(op: Op, context: Context, tokens: int) -> float:
     a: Operand = op.required(0)
     columns = op.outputs[0].shape[-1]
     width = tokens if isinstance(columns, str) else columns

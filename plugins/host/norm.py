@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..tactic import Attr, Call, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
+from ..tactic import Attr, Context, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
+from .kernels import host_call
 
 
 def _rows(shape: Dims) -> Dims | None:
@@ -15,7 +16,7 @@ def _rows(shape: Dims) -> Dims | None:
     return (shape[0], columns)
 
 
-def _norm_fits(op: Op) -> bool:
+def _norm_fits(op: Op, context: Context) -> bool:
     x = op.required(0)
     if _rows(x.shape) is None or x.constant:
         return False
@@ -30,19 +31,19 @@ def _group(op: Op) -> int:
 def _norm(kernel: str, has_bias: bool) -> Tactic:
     kind = "castiron.LayerNorm" if has_bias else "castiron.RMSNorm"
 
-    def lower(op: Op) -> Lowering:
+    def lower(op: Op, context: Context) -> Lowering:
         x, y = op.required(0), op.outputs[0]
         rows = _rows(x.shape)
         assert rows is not None
         attrs: dict[str, Attr] = {"eps": float(op.attrs["eps"]), "group": _group(op)}
         weights = _affine(op, 1, attrs, has_bias)
         if rows == x.shape:
-            return Lowering((Call(kernel, [x.name], [y.name], weights, attrs),))
+            return Lowering((host_call(kernel, [x.name], [y.name], weights, attrs),))
         flat, normed = f"{x.name}.as_rows.{y.name}", f"{y.name}.as_rows"
         return Lowering(
             (
                 View(flat, x.name, rows),
-                Call(kernel, [flat], [normed], weights, attrs),
+                host_call(kernel, [flat], [normed], weights, attrs),
                 View(y.name, normed, y.shape),
             ),
             (Operand(normed, rows),),
@@ -54,14 +55,14 @@ def _norm(kernel: str, has_bias: bool) -> Tactic:
 def _add_norm(kernel: str, has_bias: bool) -> Tactic:
     kind = "castiron.AddLayerNorm" if has_bias else "castiron.AddRMSNorm"
 
-    def accepts(op: Op) -> bool:
+    def accepts(op: Op, context: Context) -> bool:
         return len(op.required(0).shape) == 2 and op.required(0).shape == op.required(1).shape
 
-    def lower(op: Op) -> Lowering:
+    def lower(op: Op, context: Context) -> Lowering:
         attrs: dict[str, Attr] = {"eps": float(op.attrs["eps"])}
         weights = _affine(op, 2, attrs, has_bias)
         inputs = [op.required(0).name, op.required(1).name]
-        return Lowering((Call(kernel, inputs, [o.name for o in op.outputs], weights, attrs),))
+        return Lowering((host_call(kernel, inputs, [o.name for o in op.outputs], weights, attrs),))
 
     return Tactic(f"host.{kernel}", kind, "host", accepts, lower, bandwidth_cost)
 

@@ -13,7 +13,7 @@ from castiron.engines.kernels import KERNELS, attr_fits
 from castiron.engines.program import Limits, Program
 from castiron.graph.evaluate import GraphEvaluator
 from castiron.graph.passes import PassContext, run_passes
-from castiron.plugins import Call, Lowering, Op, Tactic, default_registry
+from castiron.plugins import Call, Context, Lowering, Op, Tactic, default_registry
 
 from castiron.errors import BuildError
 
@@ -180,18 +180,25 @@ def test_a_position_table_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_targets_and_dtypes_are_refused(tmp_path: Path) -> None:
     model = llama(tmp_path / "w.bin", layers=1)
-    with pytest.raises(BuildError, match="unknown target 'sm_90'"):
-        lower(model, "sm_90", LIMITS, "float32")
+    with pytest.raises(BuildError, match="unknown target 'sm_91'"):
+        lower(model, "sm_91", LIMITS, "float32")
     with pytest.raises(BuildError, match="unknown dtype 'int3'"):
         lower(model, "host", LIMITS, "int3")
 
 
 def test_a_users_tactic_takes_the_same_path_and_wins_at_equal_cost(tmp_path: Path) -> None:
-    def doubled(op: Op) -> Lowering:
+    def doubled(op: Op, context: Context) -> Lowering:
         return Lowering((Call("unary", [op.required(0).name], [op.outputs[0].name], (), {"fn": "tanh"}),))
 
     registry = default_registry()
-    mine = Tactic("mine", "castiron.Activation", "host", lambda op: True, doubled, lambda op, tokens: 0.0)
+    mine = Tactic(
+        "mine",
+        "castiron.Activation",
+        "host",
+        lambda op, context: True,
+        doubled,
+        lambda op, context, tokens: 0.0,
+    )
     registry.register(mine)
     with pytest.raises(BuildError, match="already registered"):
         registry.register(mine)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from castiron.build.memory import Buffer, aligned, kv_block_bytes, peak_live_bytes, plan_arena, stored_bytes
+from castiron.build.memory import Buffer, aligned, kv_block_bytes, peak_live_bytes, plan_arena
 from castiron.engines.program import KvLayer, Weight
+from castiron.engines.weights_file import layout_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,10 +57,10 @@ def test_stored_bytes_follow_the_layouts() -> None:
     def weight(shape: list[int], dtype: str, layout: str) -> Weight:
         return Weight.model_validate({"name": "w", "dtype": dtype, "layout": layout, "shape": shape})
 
-    assert stored_bytes(weight([33, 10], "f32", "panel16")) == 3 * 10 * 16 * 4
-    assert stored_bytes(weight([33, 11], "bf16", "panel16x2")) == 3 * 6 * 16 * 2 * 2
-    assert stored_bytes(weight([7], "f32", "plain")) == 28
-    assert stored_bytes(weight([5, 3], "bf16", "plain")) == 30
+    assert layout_bytes(weight([33, 10], "f32", "panel16")) == 3 * 10 * 16 * 4
+    assert layout_bytes(weight([33, 11], "bf16", "panel16x2")) == 3 * 6 * 16 * 2 * 2
+    assert layout_bytes(weight([7], "f32", "plain")) == 28
+    assert layout_bytes(weight([5, 3], "bf16", "plain")) == 30
 
 
 def test_a_kv_block_holds_keys_and_values_of_32_tokens_in_every_layer() -> None:
