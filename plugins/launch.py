@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from ..engines.program import StepInput, Symbol
 
-ParamKind = Literal["value", "weight", "input", "k_cache", "v_cache", "size", "i32", "i64", "f32"]
+ParamKind = Literal[
+    "value", "row_stride", "weight", "input", "k_cache", "v_cache", "size", "i32", "i64", "f32"
+]
 
 
 @dataclass(frozen=True)
 class Param:
     """A launch argument: ``kind`` as in docs/cuda-program.md; ``of`` names it, or is the number.
 
-    A weight is named by its index in the call's ``weights``.
+    A weight is named by its index in the call's ``weights``. ``row_stride`` is an i32 that lowering puts in.
     """
 
     kind: ParamKind
@@ -26,6 +28,11 @@ class Param:
 def value(name: str) -> Param:
     """The address of a value (of its first column, for a view)."""
     return Param("value", name)
+
+
+def row_stride(name: str) -> Param:
+    """Elements from one row of a two-dimensional value to the next: more than its width if it is a view."""
+    return Param("row_stride", name)
 
 
 def weight(index: int) -> Param:
@@ -70,8 +77,8 @@ class TritonKernel:
         function: the ``triton.jit`` function.
         types: Triton types of the run-time arguments by parameter name, in order ("*bf16", "i32", "fp32").
         constants: ``tl.constexpr`` parameters.
-        aligned: parameters whose address or number is a multiple of 16. Addresses of whole values, weights,
-            inputs and caches always are; views and sizes need not be.
+        aligned: parameters whose address or number is a multiple of 16 beyond those that lowering finds:
+            it knows whole values, weights, inputs and caches to be, and computes it for views and constants.
         num_warps, num_stages: as in Triton.
         hot: one of the kernels that decide speed: spills and missing matrix instructions are errors.
     """
@@ -106,10 +113,28 @@ class CudaKernel:
 
 
 @dataclass(frozen=True)
+class HostKernel:
+    """A kernel for the CPU in C++ (or C), compiled by the build machine's compiler.
+
+    It has no arguments of its own: a host call hands every operand over, by plugins/include/castiron_plugin.h.
+
+    Attributes:
+        source: the translation unit. function: its kernel, ``extern "C"``.
+        options: further compiler options.
+        origin: the file it comes from, for messages.
+    """
+
+    source: str
+    function: str
+    options: tuple[str, ...] = ()
+    origin: str = ""
+
+
+@dataclass(frozen=True)
 class KernelLaunch:
     """One launch: arguments in the order of the kernel's run-time parameters."""
 
-    kernel: TritonKernel | CudaKernel
+    kernel: TritonKernel | CudaKernel | HostKernel
     grid: tuple[Grid, ...]
     args: tuple[Param, ...]
     when: When | None = None
