@@ -38,7 +38,8 @@ PoolSize choose_pool(const Device& device, const Limits& built, const SchedulerL
     }
     Limits effective = built;
     effective.max_batch_size = limits.max_batch_size;
-    return choose_pool_size(blocks, effective, device.kv_block_bytes(), available_memory());
+    const KvBudget budget = device.kv_budget();
+    return choose_pool_size(blocks, effective, device.kv_block_bytes(), budget.available, budget.by_default);
 }
 
 uint64_t draw_entropy() {
@@ -233,6 +234,8 @@ void Engine::step(StepRecord& record) {
     record.logit_rows = plan.num_logit_rows;
     const auto scheduled = Clock::now();
     const bool computed = run_device();
+    record.graph = computed ? device_->graph_bucket() : 0;
+    record.device_sampled = runner_.device_samples();
     const auto forwarded = Clock::now();
     if (computed) {
         touched_.clear();
@@ -252,6 +255,8 @@ bool Engine::run_device() {
         runner_.forward();
         failures_in_a_row_ = 0;
         return true;
+    } catch (const DeviceLostError& error) {
+        throw std::runtime_error("the device is lost: " + std::string(error.what()));
     } catch (const std::exception& error) {
         failure = error.what();
     } catch (...) {
@@ -279,6 +284,8 @@ void Engine::hand_over(StepRecord& record) {
             publish(*request);
         }
         stats_.device_failures += failures_in_a_row_ > 0 ? 1 : 0;
+        stats_.graph_steps += record.graph > 0 ? 1 : 0;
+        stats_.device_sampled_steps += record.device_sampled ? 1 : 0;
         news = !outbox_.empty();
         update_gauges();
         record.running = stats_.running;

@@ -24,7 +24,7 @@
 namespace castiron {
 
 struct EngineOptions {
-    int kv_cache_blocks = 0;     // 0: enough for the limits, at most a quarter of the available memory
+    int kv_cache_blocks = 0;     // 0: enough for the limits, at most what the device gives by default
     int max_batch_size = 0;      // 0: the program's; else at most that
     int max_num_tokens = 0;      // 0: the program's; else at most that
     int max_queue_size = 16384;  // requests waiting to run
@@ -49,6 +49,8 @@ struct EngineStats {
     int kv_blocks_free = 0;
     int kv_blocks_promised = 0;  // of the free ones
     int64_t steps = 0;
+    int64_t graph_steps = 0;           // of them: a CUDA graph was replayed
+    int64_t device_sampled_steps = 0;  //          tokens were chosen on the device
     int64_t requests_submitted = 0;
     std::array<int64_t, 5> requests_finished{};  // by FinishReason
     int64_t prompt_tokens = 0;                   // computed in prefill
@@ -65,8 +67,8 @@ struct EngineStats {
 // requests, so that a slow caller costs no memory and gets the news of several steps as one event.
 //
 // A device failure ends the running requests with an error and the loop goes on; after kMaxDeviceFailures in
-// a row, or any failure of the engine itself, it is dead: all requests end with the error and submit()
-// refuses.
+// a row, when the device is lost, or after any failure of the engine itself, it is dead: all requests end
+// with the error and submit() refuses.
 class Engine {
 public:
     static constexpr int kMaxDeviceFailures = 3;

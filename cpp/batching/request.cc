@@ -38,6 +38,13 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
         num_top.resize(room);
         top_logprobs.resize((room + 1) * static_cast<size_t>(params.logprobs));
     }
+    if (params.has_penalties()) {
+        seen = TokenCounts(prompt_ids.size() + room);
+        // The prompt counts for the repetition penalty alone.
+        if (params.repetition_penalty != 1.0F) {
+            for (const int32_t token : prompt_ids) seen.note(token, false);
+        }
+    }
     if (params.context_logits) {
         context_logits =
             std::make_shared_for_overwrite<float[]>(prompt_ids.size() * static_cast<size_t>(vocab_size));
@@ -55,6 +62,7 @@ void Request::append(const SampledToken& sampled) {
         num_top[static_cast<size_t>(num_output())] = sampled.num_top;
     }
     tokens.push_back(sampled.token);
+    if (params.has_penalties()) seen.note(sampled.token, true);
     state = RequestState::kDecoding;
     if (num_output() >= max_new_tokens) finish(FinishReason::kLength);
 }

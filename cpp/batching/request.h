@@ -11,6 +11,7 @@
 #include "kv/block_table.h"
 #include "sampling/params.h"
 #include "sampling/sampler.h"
+#include "sampling/token_counts.h"
 
 namespace castiron {
 
@@ -62,6 +63,7 @@ struct Request {
     std::vector<int32_t> tokens;
     int num_computed = 0;
     BlockTable block_table;
+    TokenCounts seen;  // what penalties look at; empty without any
 
     // Logprobs of output token i: logprobs[i], and num_top[i] entries from top_logprobs[i * params.logprobs].
     // top_logprobs has room for one more than the output, because a stop token is sampled before it is known.

@@ -7,7 +7,10 @@
 namespace castiron {
 
 StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit)
-    : device_(device), vocab_size_(static_cast<size_t>(vocab_size)), sampler_(vocab_size, vocab_limit) {
+    : device_(device),
+      vocab_size_(static_cast<size_t>(vocab_size)),
+      sampler_(vocab_size, vocab_limit),
+      sampling_(limits, vocab_limit) {
     token_ids_.reserve(static_cast<size_t>(limits.max_num_tokens));
     positions_.reserve(static_cast<size_t>(limits.max_num_tokens));
     logit_rows_.reserve(static_cast<size_t>(limits.max_logit_rows));
@@ -31,33 +34,41 @@ void StepRunner::pack(const StepPlan& plan) {
         sequences_.push_back(
             {first_row, chunk.num_tokens, request.num_computed, request.block_table.blocks()});
     }
+    device_samples_ = device_.samples() && sampling_.build(plan);
 }
 
 void StepRunner::forward() {
-    logits_ = device_.forward({token_ids_, positions_, logit_rows_, sequences_});
-    if (logits_.size() != logit_rows_.size() * vocab_size_) {
+    const Batch batch{token_ids_, positions_, logit_rows_, sequences_};
+    const size_t rows = logit_rows_.size();
+    if (device_samples_) {
+        sampled_ = device_.forward_and_sample(batch, sampling_.batch());
+        if (sampled_.rows.size() == rows) return;
+        throw std::logic_error("the device returned " + std::to_string(sampled_.rows.size()) +
+                               " tokens for " + std::to_string(rows) + " rows of logits");
+    }
+    logits_ = device_.forward(batch);
+    if (logits_.size() != rows * vocab_size_) {
         throw std::logic_error("the device returned " + std::to_string(logits_.size()) + " logits for " +
-                               std::to_string(logit_rows_.size()) + " rows of " +
-                               std::to_string(vocab_size_));
+                               std::to_string(rows) + " rows of " + std::to_string(vocab_size_));
     }
 }
 
 void StepRunner::sample(const StepPlan& plan) {
-    const float* rows = logits_.data();
+    size_t row = 0;
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
         const bool completes = chunk.completes();
-        const auto chunk_logits = static_cast<size_t>(chunk.num_logits) * vocab_size_;
+        const auto end = row + static_cast<size_t>(chunk.num_logits);
         if (request.params.context_logits && request.num_computed < request.prompt_tokens) {
-            keep_context_logits(chunk, rows);
+            keep_context_logits(chunk, logits_.data() + row * vocab_size_);
         }
         request.num_computed += chunk.num_tokens;
         if (completes && request.max_new_tokens == 0) {
             request.finish(FinishReason::kLength);
         } else if (completes) {
-            sample_next(request, {rows + chunk_logits - vocab_size_, vocab_size_});
+            sample_next(request, end - 1);
         }
-        rows += chunk_logits;
+        row = end;
     }
 }
 
@@ -67,7 +78,7 @@ void StepRunner::keep_context_logits(const ScheduledChunk& chunk, const float* r
                 request.context_logits.get() + static_cast<size_t>(request.num_computed) * vocab_size_);
 }
 
-void StepRunner::sample_next(Request& request, std::span<const float> logits) {
+void StepRunner::sample_next(Request& request, size_t row) {
     std::span<TokenLogprob> top;
     if (request.params.logprobs > 0) {
         const auto wanted = static_cast<size_t>(request.params.logprobs);
@@ -75,7 +86,10 @@ void StepRunner::sample_next(Request& request, std::span<const float> logits) {
                   .subspan(static_cast<size_t>(request.num_output()) * wanted, wanted);
     }
     const SampledToken sampled =
-        sampler_.sample(logits, {request.params, request.seed, request.prompt(), request.output()}, top);
+        device_samples_
+            ? sampled_row(row, top)
+            : sampler_.sample(logits_.subspan(row * vocab_size_, vocab_size_),
+                              {request.params, request.seed, request.prompt(), request.output()}, top);
     switch (sampled.status) {
         case SampleStatus::kOk:
             request.append(sampled);
@@ -92,6 +106,31 @@ void StepRunner::sample_next(Request& request, std::span<const float> logits) {
                                                      ": all of the vocabulary is masked");
             break;
     }
+}
+
+SampledToken StepRunner::sampled_row(size_t row, std::span<TokenLogprob> top) const {
+    SampledToken result;
+    result.status = static_cast<SampleStatus>(sampled_.rows[row].status);
+    result.token = sampled_.rows[row].token;
+    const bool known = result.status == SampleStatus::kNotFinite ||
+                       result.status == SampleStatus::kNothingAllowed ||
+                       (result.status == SampleStatus::kOk && result.token >= 0 &&
+                        static_cast<size_t>(result.token) < vocab_size_);
+    if (!known) {
+        throw std::logic_error("the device chose token " + std::to_string(result.token) + " with status " +
+                               std::to_string(sampled_.rows[row].status) +
+                               "; its sampling kernels are at fault");
+    }
+    if (sampled_.top_logprobs.empty() || result.status != SampleStatus::kOk) return result;
+    const auto ids = sampled_.top_ids.subspan(row * kMaxDeviceLogprobs, kMaxDeviceLogprobs);
+    const auto logprobs =
+        sampled_.top_logprobs.subspan(row * (1 + kMaxDeviceLogprobs), 1 + kMaxDeviceLogprobs);
+    result.logprob = logprobs[0];
+    for (size_t i = 0; i < std::min(top.size(), ids.size()) && ids[i] >= 0; ++i) {
+        top[i] = {ids[i], logprobs[1 + i]};
+        ++result.num_top;
+    }
+    return result;
 }
 
 }  // namespace castiron

@@ -1,9 +1,10 @@
-// Runs a planned step: packs it for the device, and turns the logits into tokens.
+// Runs a planned step: packs it for the device, and turns the logits into tokens, on the device if it can.
 #pragma once
 
 #include <span>
 #include <vector>
 
+#include "batching/sampling_plan.h"
 #include "batching/scheduler.h"
 #include "device/device.h"
 #include "sampling/sampler.h"
@@ -23,10 +24,13 @@ public:
     // Counts the plan's tokens as computed, samples a token for every chunk that completes, and ends the
     // requests that reach their end. Logits that cannot be sampled from end their own request only.
     void sample(const StepPlan& plan);
+    // Whether the packed batch's tokens are chosen on the device.
+    [[nodiscard]] bool device_samples() const { return device_samples_; }
 
 private:
     void keep_context_logits(const ScheduledChunk& chunk, const float* rows);
-    void sample_next(Request& request, std::span<const float> logits);
+    void sample_next(Request& request, size_t row);
+    [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 
     Device& device_;
     size_t vocab_size_;
@@ -35,7 +39,10 @@ private:
     std::vector<int32_t> positions_;
     std::vector<int32_t> logit_rows_;
     std::vector<SequenceSlice> sequences_;
-    std::span<const float> logits_;
+    SamplingPlan sampling_;
+    bool device_samples_ = false;
+    std::span<const float> logits_;  // of a step whose tokens the host chooses
+    SampledRows sampled_;            // of one whose tokens the device chose
 };
 
 }  // namespace castiron

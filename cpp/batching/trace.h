@@ -18,6 +18,8 @@ struct StepRecord {
     int waiting = 0;
     int finished = 0;  // requests that ended in the step
     int kv_blocks_used = 0;
+    int graph = 0;  // sequences of the CUDA graph that was replayed; 0: none was
+    bool device_sampled = false;
     double intake = 0;    // seconds: taking in submissions and cancels
     double schedule = 0;  //          choosing what runs and packing it
     double forward = 0;   //          on the device

@@ -16,6 +16,8 @@
 #include "bindings/python_value.h"
 #include "bindings/stats_to_dict.h"
 #include "bindings/weights_file.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/probe.h"
 #include "device/device.h"
 #include "device/host/cpu.h"
 
@@ -32,6 +34,7 @@ using Prompt = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device:
 struct Options {
     EngineOptions engine;
     HostOptions host;
+    CudaOptions cuda;
     nb::object kernel_images = nb::none();
 };
 
@@ -50,6 +53,16 @@ Options options_from(nb::handle dict) {
     integer("max_num_tokens", 0, options.engine.max_num_tokens);
     integer("max_queue_size", 1, options.engine.max_queue_size);
     integer("vocab_limit", 0, options.engine.vocab_limit);
+    integer("device_index", 0, options.cuda.device_index);
+    options.cuda.max_batch_size = options.engine.max_batch_size;
+    options.cuda.vocab_limit = options.engine.vocab_limit;
+    if (const nb::object value = fields.optional("cuda_graphs"); value.is_valid() && !value.is_none()) {
+        options.cuda.graphs = as_bool(value, fields.path("cuda_graphs"));
+    }
+    if (const nb::object value = fields.optional("kv_cache_fraction"); value.is_valid() && !value.is_none()) {
+        if (!PyFloat_Check(value.ptr())) bad_value(fields.path("kv_cache_fraction"), value, "a float");
+        options.cuda.kv_cache_fraction = PyFloat_AS_DOUBLE(value.ptr());
+    }
     if (const nb::object value = fields.optional("huge_pages"); value.is_valid() && !value.is_none()) {
         options.host.huge_pages = as_bool(value, fields.path("huge_pages"));
     }
@@ -60,7 +73,8 @@ Options options_from(nb::handle dict) {
         options.kernel_images = value;
     }
     fields.finish({"num_threads", "kv_cache_blocks", "max_batch_size", "max_num_tokens", "max_queue_size",
-                   "vocab_limit", "huge_pages", "isa", "kernel_images"});
+                   "vocab_limit", "huge_pages", "isa", "kernel_images", "device_index", "cuda_graphs",
+                   "kv_cache_fraction"});
     return options;
 }
 
@@ -74,19 +88,29 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
                  nb::handle options_dict) {
     const Options options = options_from(options_dict);
     auto program = std::make_shared<Program>(program_from_dict(program_dict, options.kernel_images));
-    if (program->target != "host") {
+    const bool cuda = program->target.rfind("sm_", 0) == 0 || program->target.rfind("compute_", 0) == 0;
+    if (!cuda && program->target != "host") {
         throw std::invalid_argument("the program is for target \"" + program->target +
-                                    "\"; this runtime runs \"host\"");
+                                    "\"; this runtime runs \"host\", \"sm_...\" and \"compute_...\"");
     }
     auto made = std::make_unique<PyEngine>();
     {
         const WeightsFile weights(weights_path);
         weights.attach(*program, tensors);
         const nb::gil_scoped_release unlocked;
-        auto device = make_host_device(program, options.host);
-        made->fixed.isa = host::isa_name(host::choose_isa(options.host.isa));
-        made->fixed.num_threads =
-            options.host.num_threads > 0 ? options.host.num_threads : host::usable_cpus();
+        std::unique_ptr<Device> device;
+        const CudaDevice* on_gpu = nullptr;
+        if (cuda) {
+            auto made_device = make_cuda_device(program, options.cuda);
+            on_gpu = made_device.get();
+            device = std::move(made_device);
+        } else {
+            device = make_host_device(program, options.host);
+            made->fixed.isa = host::isa_name(host::choose_isa(options.host.isa));
+            made->fixed.num_threads =
+                options.host.num_threads > 0 ? options.host.num_threads : host::usable_cpus();
+        }
+        made->fixed.target = program->target;
         made->fixed.arena_bytes = program->arena_bytes;
         for (Weight& weight : program->weights) {
             made->fixed.weights_bytes += weight.bytes;
@@ -96,6 +120,7 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
         made->engine =
             std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size, options.engine);
         made->fixed.kv_bytes = block_bytes * static_cast<uint64_t>(made->engine->pool_size().blocks);
+        if (on_gpu != nullptr) made->fixed.cuda = on_gpu->facts();  // the engine owns it; graphs are captured
     }
     new (self) PyEngine(std::move(*made));
 }
@@ -134,6 +159,29 @@ nb::dict cpu_features() {
     return features;
 }
 
+nb::dict cuda_probe() {
+    cuda::Probe found;
+    {
+        const nb::gil_scoped_release unlocked;  // the driver may take seconds to start
+        found = cuda::probe();
+    }
+    nb::list devices;
+    for (const cuda::Gpu& gpu : found.gpus) {
+        nb::dict device;
+        device["index"] = gpu.index;
+        device["name"] = gpu.name;
+        device["compute_capability"] = gpu.compute_capability;
+        device["total_memory"] = gpu.total_memory;
+        device["multiprocessors"] = gpu.multiprocessors;
+        devices.append(device);
+    }
+    nb::dict result;
+    result["driver"] = found.driver;
+    result["error"] = found.error;
+    result["devices"] = devices;
+    return result;
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -141,6 +189,7 @@ NB_MODULE(_core, m) {
     m.doc() = "castiron's C++ runtime.";
     m.attr("__version__") = CASTIRON_VERSION;
     m.def("cpu_features", &cpu_features, "What this CPU can run, as found at run time.");
+    m.def("cuda_probe", &cuda_probe, "The NVIDIA GPUs of this machine, or why there are none.");
     nb::exception<QueueFullError>(m, "QueueFullError", PyExc_RuntimeError);
     nb::exception<EngineDeadError>(m, "EngineDeadError", PyExc_RuntimeError);
 

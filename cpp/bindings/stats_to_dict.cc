@@ -30,10 +30,25 @@ nb::dict record_to_dict(const StepRecord& record) {
     dict["waiting"] = record.waiting;
     dict["finished"] = record.finished;
     dict["kv_blocks_used"] = record.kv_blocks_used;
+    dict["graph"] = record.graph;
+    dict["device_sampled"] = record.device_sampled;
     dict["intake_s"] = record.intake;
     dict["schedule_s"] = record.schedule;
     dict["forward_s"] = record.forward;
     dict["sample_s"] = record.sample;
+    return dict;
+}
+
+nb::dict facts_to_dict(const CudaFacts& facts) {
+    nb::dict dict;
+    dict["name"] = facts.name;
+    dict["compute_capability"] = facts.compute_capability;
+    dict["input_bytes"] = facts.input_bytes;
+    dict["result_bytes"] = facts.result_bytes;
+    dict["graphs"] = facts.graphs;
+    dict["largest_graph"] = facts.largest_graph;
+    dict["graph_bytes"] = facts.graph_bytes;
+    dict["graph_seconds"] = facts.graph_seconds;
     return dict;
 }
 
@@ -51,6 +66,8 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["kv_blocks_promised"] = stats.kv_blocks_promised;
     dict["kv_blocks_limited_by"] = pool.limited_by;
     dict["steps"] = stats.steps;
+    dict["graph_steps"] = stats.graph_steps;
+    dict["device_sampled_steps"] = stats.device_sampled_steps;
     dict["prompt_tokens"] = stats.prompt_tokens;
     dict["generated_tokens"] = stats.generated_tokens;
     dict["requests_submitted"] = stats.requests_submitted;
@@ -67,6 +84,8 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["max_num_tokens"] = limits.max_num_tokens;
     dict["max_logit_rows"] = limits.max_logit_rows;
     dict["max_seq_len"] = limits.max_seq_len;
+    dict["target"] = fixed.target;
+    if (fixed.cuda.has_value()) dict["cuda"] = facts_to_dict(*fixed.cuda);
     dict["isa"] = fixed.isa;
     dict["num_threads"] = fixed.num_threads;
     dict["arena_bytes"] = fixed.arena_bytes;

@@ -1,9 +1,10 @@
-// What the batching runtime asks of a device. One implementation per target: host/, later cuda/.
+// What the batching runtime asks of a device. One implementation per kind: host/ and cuda/.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
 
 #include "program/program.h"
 
@@ -29,16 +30,78 @@ struct Batch {
     std::span<const SequenceSlice> sequences;  // in row order, covering all T rows
 };
 
+// How the token of one row of logits is chosen on the device; the numbers mean what they mean in
+// SamplingParams.
+struct RowSampling {
+    float temperature = 0;  // 0: greedy
+    int32_t top_k = 0;
+    float top_p = 1;
+    float min_p = 0;
+    float uniform = 0;          // the row's random number, in [0, 1)
+    int32_t num_logprobs = -1;  // at most kMaxDeviceLogprobs
+    float repetition = 1;
+    float frequency = 0;
+    float presence = 0;
+};
+
+// A logit that is changed before the choice; at most one entry for each row and token.
+struct LogitEdit {
+    int32_t row = 0;  // of the logits
+    int32_t token = 0;
+    int32_t count = 0;  // -1: never chosen; else penalised as a token that the output has so many times
+};
+
+inline constexpr int kMaxDeviceLogprobs = 20;
+inline constexpr int kMaxLogitEdits = 65536;  // in a step
+
+struct SamplingBatch {
+    std::span<const RowSampling> rows;  // [N]
+    std::span<const LogitEdit> edits;   // at most kMaxLogitEdits
+};
+
+// What was chosen, valid until the next step.
+struct SampledRows {
+    struct Row {
+        int32_t token = -1;
+        int32_t status = 0;  // SampleStatus of sampling/sampler.h
+    };
+    std::span<const Row> rows;  // [N]
+    // [N, kMaxDeviceLogprobs], likeliest first, -1 where there is none; empty when no row wants any.
+    std::span<const int32_t> top_ids;
+    // [N, 1 + kMaxDeviceLogprobs]: the chosen token's, then those of top_ids.
+    std::span<const float> top_logprobs;
+};
+
+// The device is beyond use: every further call would fail.
+struct DeviceLostError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Memory that a KV pool may take, in bytes.
+struct KvBudget {
+    uint64_t available = 0;
+    uint64_t by_default = 0;  // when nobody says how much
+};
+
 class Device {
 public:
     virtual ~Device() = default;
 
     // Bytes that one KV block takes over all layers, for the pool's size.
     [[nodiscard]] virtual uint64_t kv_block_bytes() const = 0;
+    // By default host memory: all that is available, a quarter if nobody says.
+    [[nodiscard]] virtual KvBudget kv_budget() const;
     // Reserve the KV pool. Called once, before the first forward().
     virtual void reserve_kv(int num_blocks) = 0;
-    // Run the program. Returns logits [N, vocab_size], row-major, valid until the next forward().
+    // Run the program. Returns logits [N, vocab_size], row-major, valid until the next step.
     [[nodiscard]] virtual std::span<const float> forward(const Batch& batch) = 0;
+    // Whether forward_and_sample() can be called.
+    [[nodiscard]] virtual bool samples() const { return false; }
+    // Run the program and choose a token for each row of logits, which stay on the device.
+    [[nodiscard]] virtual SampledRows forward_and_sample(const Batch& batch, const SamplingBatch& sampling);
+    // Sequences that the graph replayed by the last step was captured for; 0: its kernels were launched one
+    // by one.
+    [[nodiscard]] virtual int graph_bucket() const { return 0; }
     // Copy the contents of one block to another (prefix reuse of a partly filled block).
     virtual void copy_kv_block(int from, int to) = 0;
 };

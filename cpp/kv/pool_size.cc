@@ -47,7 +47,8 @@ uint64_t available_memory() {
     return available;
 }
 
-PoolSize choose_pool_size(int requested, const Limits& limits, uint64_t block_bytes, uint64_t available) {
+PoolSize choose_pool_size(int requested, const Limits& limits, uint64_t block_bytes, uint64_t available,
+                          uint64_t by_default) {
     if (requested > 0) {
         const uint64_t needed = static_cast<uint64_t>(requested) * block_bytes;
         if (needed > available) {
@@ -61,7 +62,7 @@ PoolSize choose_pool_size(int requested, const Limits& limits, uint64_t block_by
     const int64_t wanted =
         std::min<int64_t>(int64_t{limits.max_batch_size} * blocks_for_tokens(limits.max_seq_len),
                           std::numeric_limits<int32_t>::max() / 2);
-    const auto affordable = static_cast<int64_t>(available / 4 / std::max<uint64_t>(block_bytes, 1));
+    const auto affordable = static_cast<int64_t>(by_default / std::max<uint64_t>(block_bytes, 1));
     if (affordable >= wanted) return {static_cast<int>(wanted), "limits"};
     return {static_cast<int>(std::max<int64_t>(affordable, 1)), "memory"};
 }

@@ -17,9 +17,9 @@ struct PoolSize {
 [[nodiscard]] uint64_t available_memory();
 
 // `requested` blocks if > 0 (throws std::invalid_argument when `available` bytes cannot hold them); else
-// enough for max_batch_size sequences of max_seq_len tokens, but no more than a quarter of `available` bytes,
-// and at least one block.
+// enough for max_batch_size sequences of max_seq_len tokens, but no more than `by_default` bytes, and at
+// least one block.
 [[nodiscard]] PoolSize choose_pool_size(int requested, const Limits& limits, uint64_t block_bytes,
-                                        uint64_t available);
+                                        uint64_t available, uint64_t by_default);
 
 }  // namespace castiron

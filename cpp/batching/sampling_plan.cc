@@ -1,0 +1,77 @@
+#include "batching/sampling_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "sampling/philox.h"
+
+namespace castiron {
+namespace {
+
+// The request's random number in single precision, below 1 as it was.
+float uniform_of(const Request& request) {
+    const auto number = static_cast<float>(uniform_at(request.seed, request.tokens.size()));
+    return std::min(number, std::nextafter(1.0F, 0.0F));
+}
+
+}  // namespace
+
+SamplingPlan::SamplingPlan(const SchedulerLimits& limits, int vocab_limit) : vocab_limit_(vocab_limit) {
+    rows_.reserve(static_cast<size_t>(limits.max_logit_rows));
+    edits_.reserve(kMaxLogitEdits);
+}
+
+bool SamplingPlan::build(const StepPlan& plan) {
+    rows_.clear();
+    edits_.clear();
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        if (chunk.num_logits == 0) continue;
+        const Request& request = *chunk.request;
+        const bool context = request.params.context_logits && request.num_computed < request.prompt_tokens;
+        if (context || request.params.logprobs > kMaxDeviceLogprobs || !add_edits(request)) return false;
+        add_row(request);
+    }
+    return true;
+}
+
+void SamplingPlan::add_row(const Request& request) {
+    const SamplingParams& params = request.params;
+    RowSampling row;
+    if (!params.greedy()) {
+        row.temperature = params.temperature;
+        row.top_k = params.top_k;
+        row.top_p = params.top_p;
+        row.min_p = params.min_p;
+        row.uniform = uniform_of(request);
+    }
+    row.num_logprobs = params.logprobs;
+    row.repetition = params.repetition_penalty;
+    row.frequency = params.frequency_penalty;
+    row.presence = params.presence_penalty;
+    rows_.push_back(row);
+}
+
+// False when the step has no room for them.
+bool SamplingPlan::add_edits(const Request& request) {
+    const auto row = static_cast<int32_t>(rows_.size());
+    const SamplingParams& params = request.params;
+    std::span<const int32_t> masked;
+    if (request.num_output() < params.min_tokens) masked = params.stop_token_ids;
+    const auto add = [&](int32_t token, int32_t count) {
+        if (token < vocab_limit_) edits_.push_back({row, token, count});
+    };
+    if (edits_.size() + masked.size() + request.seen.entries().size() > kMaxLogitEdits) return false;
+    for (size_t i = 0; i < masked.size(); ++i) {
+        const auto before = masked.first(i);
+        if (std::find(before.begin(), before.end(), masked[i]) == before.end()) add(masked[i], -1);
+    }
+    for (const TokenCounts::Entry& entry : request.seen.entries()) {
+        if (std::find(masked.begin(), masked.end(), entry.token) == masked.end()) {
+            add(entry.token, entry.count);
+        }
+    }
+    return true;
+}
+
+}  // namespace castiron

@@ -1,0 +1,31 @@
+// What a device that samples is told about the rows of a step.
+#pragma once
+
+#include <vector>
+
+#include "batching/scheduler.h"
+#include "device/device.h"
+
+namespace castiron {
+
+// Allocates in the constructor only.
+class SamplingPlan {
+public:
+    SamplingPlan(const SchedulerLimits& limits, int vocab_limit);
+
+    // Describes every row of logits of the step. False when the step asks for what devices lack (logits of
+    // the prompt, more than kMaxDeviceLogprobs log-probabilities, too many penalties at once): the host
+    // samples then.
+    [[nodiscard]] bool build(const StepPlan& plan);
+    [[nodiscard]] SamplingBatch batch() const { return {rows_, edits_}; }
+
+private:
+    void add_row(const Request& request);
+    [[nodiscard]] bool add_edits(const Request& request);
+
+    int32_t vocab_limit_;
+    std::vector<RowSampling> rows_;
+    std::vector<LogitEdit> edits_;
+};
+
+}  // namespace castiron

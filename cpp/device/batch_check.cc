@@ -1,0 +1,40 @@
+#include "device/batch_check.h"
+
+#include <string>
+
+namespace castiron {
+
+void check_batch(const Batch& batch, const Limits& limits, bool has_cache, int num_blocks) {
+    const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
+    const size_t tokens = batch.token_ids.size();
+    if (tokens > static_cast<size_t>(limits.max_num_tokens)) {
+        fail(std::to_string(tokens) + " tokens pass max_num_tokens");
+    }
+    if (batch.logit_rows.size() > static_cast<size_t>(limits.max_logit_rows)) fail("too many logit rows");
+    if (batch.sequences.size() > static_cast<size_t>(limits.max_batch_size)) fail("too many sequences");
+    if (batch.positions.size() != tokens) fail("positions and token_ids differ in length");
+    for (const int32_t row : batch.logit_rows) {
+        if (row < 0 || static_cast<size_t>(row) >= tokens) {
+            fail("logit row " + std::to_string(row) + " is out of range");
+        }
+    }
+    int64_t next = 0;
+    for (const SequenceSlice& s : batch.sequences) {
+        if (s.first_row != next || s.num_rows < 1) fail("sequences do not cover the rows in order");
+        next += s.num_rows;
+        const int64_t length = int64_t{s.start_position} + s.num_rows;
+        if (s.start_position < 0 || length > limits.max_seq_len) fail("a sequence passes max_seq_len");
+        if (!has_cache) continue;
+        const int64_t blocks = (length + kBlockTokens - 1) / kBlockTokens;
+        if (static_cast<int64_t>(s.block_table.size()) < blocks) fail("a block table is too short");
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int32_t block = s.block_table[static_cast<size_t>(b)];
+            if (block < 0 || block >= num_blocks) {
+                fail("KV block " + std::to_string(block) + " is outside the pool");
+            }
+        }
+    }
+    if (next != static_cast<int64_t>(tokens)) fail("sequences do not cover all rows");
+}
+
+}  // namespace castiron

@@ -1,0 +1,400 @@
+#include "device/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "device/batch_check.h"
+#include "device/cuda/driver.h"
+#include "device/cuda/handles.h"
+#include "device/cuda/input_block.h"
+#include "device/cuda/kernel_set.h"
+#include "device/cuda/kv_layout.h"
+#include "device/cuda/launch_list.h"
+#include "device/cuda/layout.h"
+#include "device/cuda/memory_plan.h"
+#include "device/cuda/probe.h"
+#include "device/cuda/step_graphs.h"
+#include "device/cuda/weight_upload.h"
+
+namespace castiron {
+namespace cuda {
+namespace {
+
+template <typename T>
+T* as(const PinnedBuffer& buffer) {
+    return static_cast<T*>(buffer.get());
+}
+
+int vocab_limit(const Program& program, const CudaOptions& options) {
+    if (options.vocab_limit < 0 || options.vocab_limit > program.vocab_size) {
+        throw std::invalid_argument("vocab_limit is " + std::to_string(options.vocab_limit) +
+                                    "; the vocabulary has " + std::to_string(program.vocab_size) + " ids");
+    }
+    return options.vocab_limit > 0 ? options.vocab_limit : program.vocab_size;
+}
+
+void check_options(const CudaOptions& options) {
+    if (!(options.kv_cache_fraction > 0 && options.kv_cache_fraction <= 1)) {
+        throw std::invalid_argument("kv_cache_fraction is " + std::to_string(options.kv_cache_fraction) +
+                                    "; expected more than 0 and at most 1");
+    }
+}
+
+// A value that the host reads after a step.
+struct Fetched {
+    Address address = 0;
+    PinnedBuffer host;
+    uint64_t row_bytes = 0;
+};
+
+class CudaDeviceImpl final : public CudaDevice {
+public:
+    CudaDeviceImpl(std::shared_ptr<const Program> program, const CudaOptions& options, const Driver& driver)
+        : program_(std::move(program)),
+          options_(options),
+          driver_(driver),
+          gpu_(describe(driver, options.device_index)),
+          packer_(*program_, vocab_limit(*program_, options)),
+          kv_layout_(kv_layout(program_->kv_layers)),
+          context_(driver, options.device_index),
+          thread_(std::this_thread::get_id()) {
+        check_options(options);
+        const std::vector<uint64_t> values = value_offsets(*program_);
+        const WeightPlaces weights = weight_places(*program_);
+        plan_ = {weights.bytes, program_->arena_bytes, packer_.max_bytes(), kv_layout_.block_stride};
+        check_fits(plan_, gpu_, free_memory(driver_));
+        try {
+            stream_ = make_stream(driver_);
+            kernels_ = KernelSet(driver_, gpu_, *program_);
+            reserve(values);
+            prepare_launches(values, weights);
+            upload_weights(driver_, *program_, weights, weights_.get(), stream_.get());
+        } catch (const CudaError& error) {
+            if (error.result() != Result::kOutOfMemory) throw;
+            refuse_memory(plan_, gpu_, free_memory(driver_), "the engine");
+        }
+    }
+
+    ~CudaDeviceImpl() override {
+        // What follows is freed in the context of this thread, after the last step.
+        static_cast<void>(driver_.context_set_current(context_.get()));
+        if (stream_.get() != nullptr) static_cast<void>(driver_.stream_synchronize(stream_.get()));
+    }
+
+    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_layout_.block_stride; }
+
+    [[nodiscard]] KvBudget kv_budget() const override {
+        context_.make_current();
+        const uint64_t free = free_memory(driver_);
+        return {free, static_cast<uint64_t>(static_cast<double>(free) * options_.kv_cache_fraction)};
+    }
+
+    void reserve_kv(int num_blocks) override {
+        if (num_blocks < 1) throw std::invalid_argument("a KV pool needs at least one block");
+        enter();
+        const uint64_t bytes = kv_layout_.block_stride * static_cast<uint64_t>(num_blocks);
+        try {
+            kv_pool_ = make_device_buffer(driver_, bytes);
+        } catch (const CudaError& error) {
+            if (error.result() != Result::kOutOfMemory) throw;
+            refuse_memory(
+                plan_, gpu_, free_memory(driver_),
+                "a KV pool of " + std::to_string(num_blocks) + " blocks (" + bytes_text(bytes) + ")");
+        }
+        num_blocks_ = num_blocks;
+        for (size_t i = 0; i < program_->kv_layers.size(); ++i) {
+            arguments_.k_cache[i] = kv_pool_.get() + kv_layout_.k_offsets[i];
+            arguments_.v_cache[i] = kv_pool_.get() + kv_layout_.v_offsets[i];
+        }
+        if (options_.graphs) capture();
+    }
+
+    void copy_kv_block(int from, int to) override {
+        if (from < 0 || to < 0 || from >= num_blocks_ || to >= num_blocks_) {
+            throw std::invalid_argument("KV block out of range");
+        }
+        if (from == to || kv_layout_.block_stride == 0) return;
+        enter();
+        const auto at = [this](int block) {
+            return kv_pool_.get() + static_cast<uint64_t>(block) * kv_layout_.block_stride;
+        };
+        // In the order of the stream: steps before and after see what they should.
+        check(driver_, driver_.copy_on_device(at(to), at(from), kv_layout_.block_stride, stream_.get()),
+              "copying a KV block");
+    }
+
+    [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
+        step(batch, nullptr);
+        return {as<const float>(logits_.host),
+                batch.logit_rows.size() * static_cast<size_t>(program_->vocab_size)};
+    }
+
+    [[nodiscard]] bool samples() const override { return !program_->sampling.empty(); }
+
+    [[nodiscard]] SampledRows forward_and_sample(const Batch& batch, const SamplingBatch& sampling) override {
+        if (!samples()) return Device::forward_and_sample(batch, sampling);
+        step(batch, &sampling);
+        const size_t rows = batch.logit_rows.size();
+        SampledRows sampled{{as<const SampledRows::Row>(sampled_.host), rows}, {}, {}};
+        if (arguments_.counts[Dim::kLogprobs] > 0) {
+            sampled.top_ids = {as<const int32_t>(top_ids_.host), rows * kMaxDeviceLogprobs};
+            sampled.top_logprobs = {as<const float>(top_logprobs_.host), rows * (1 + kMaxDeviceLogprobs)};
+        }
+        return sampled;
+    }
+
+    [[nodiscard]] int graph_bucket() const override { return bucket_; }
+
+    [[nodiscard]] CudaFacts facts() const override {
+        CudaFacts facts;
+        facts.name = gpu_.name;
+        facts.compute_capability = gpu_.compute_capability;
+        facts.weights_bytes = plan_.weights;
+        facts.input_bytes = plan_.inputs;
+        facts.result_bytes = result_bytes_;
+        facts.graphs = graphs_.count();
+        facts.largest_graph = graphs_.largest();
+        facts.graph_bytes = graph_bytes_;
+        facts.graph_seconds = graphs_.seconds();
+        return facts;
+    }
+
+private:
+    // The engine's thread is not the one that made the device.
+    void enter() {
+        if (thread_ == std::this_thread::get_id()) return;
+        context_.make_current();
+        thread_ = std::this_thread::get_id();
+    }
+
+    void reserve(const std::vector<uint64_t>& values) {
+        weights_ = make_device_buffer(driver_, plan_.weights);
+        arena_ = make_device_buffer(driver_, plan_.arena);
+        inputs_ = make_device_buffer(driver_, plan_.inputs);
+        host_inputs_ = make_pinned_buffer(driver_, plan_.inputs);
+        const Dim tokens{Dim::kTokens};
+        const Dim rows{Dim::kRows};
+        static_cast<void>(find_value(*program_, "token_ids", DType::kI32, {tokens}, false));
+        static_cast<void>(find_value(*program_, "positions", DType::kI32, {tokens}, false));
+        static_cast<void>(find_value(*program_, "logit_rows", DType::kI32, {rows}, false));
+        const auto result = [&](const char* name, DType dtype, int64_t columns) {
+            const int value = find_value(*program_, name, dtype, {rows, Dim{columns}}, true);
+            Fetched made;
+            made.address = arena_.get() + values[static_cast<size_t>(value)];
+            made.row_bytes = static_cast<uint64_t>(columns) * 4;
+            const uint64_t bytes = made.row_bytes * static_cast<uint64_t>(program_->limits.max_logit_rows);
+            made.host = make_pinned_buffer(driver_, bytes);
+            result_bytes_ += bytes;
+            return made;
+        };
+        logits_ = result("logits", DType::kF32, program_->vocab_size);
+        if (!samples()) return;
+        sampled_ = result("sampled", DType::kI32, 2);
+        top_ids_ = result("sample_top_ids", DType::kI32, kMaxDeviceLogprobs);
+        top_logprobs_ = result("sample_top_logprobs", DType::kF32, 1 + kMaxDeviceLogprobs);
+    }
+
+    void prepare_launches(const std::vector<uint64_t>& values, const WeightPlaces& weights) {
+        FixedAddresses fixed;
+        for (const uint64_t offset : values) fixed.values.push_back(arena_.get() + offset);
+        for (const uint64_t offset : weights.offsets) fixed.weights.push_back(weights_.get() + offset);
+        arguments_.k_cache.resize(program_->kv_layers.size());
+        arguments_.v_cache.resize(program_->kv_layers.size());
+        steps_ = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed, arguments_,
+                                              kernels_, gpu_);
+        sampling_ = std::make_unique<LaunchList>(*program_, program_->sampling, "sampling", fixed, arguments_,
+                                                 kernels_, gpu_);
+    }
+
+    void capture() {
+        const uint64_t before = free_memory(driver_);
+        const Limits& limits = program_->limits;
+        const int chosen = options_.max_batch_size > 0 ? options_.max_batch_size : limits.max_batch_size;
+        const int most =
+            std::min({chosen, limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows});
+        std::vector<GraphKind> kinds{GraphKind::kLogits};
+        if (samples()) kinds = {GraphKind::kModel, GraphKind::kGreedy, GraphKind::kRandom};
+        try {
+            graphs_.capture(driver_, stream_.get(), kinds, most, options_.max_capture_seconds,
+                            [this](GraphKind kind, int bucket) { enqueue_decode(kind, bucket); });
+        } catch (const CudaError& error) {
+            if (error.result() != Result::kOutOfMemory) throw;
+            throw std::runtime_error("CUDA graphs do not fit beside the KV pool: " + bytes_text(before) +
+                                     " were free on " + gpu_.name +
+                                     "; choose fewer kv_cache_blocks or switch CUDA graphs off");
+        }
+        const uint64_t after = free_memory(driver_);
+        graph_bytes_ = before > after ? before - after : 0;
+    }
+
+    // What a graph holds.
+    void enqueue_decode(GraphKind kind, int bucket) {
+        const Counts counts = packer_.decode_counts(bucket, kind == GraphKind::kRandom);
+        const InputLayout layout = set_arguments(counts);
+        upload(0, layout.bytes);
+        steps_->enqueue(driver_, stream_.get());
+        if (kind == GraphKind::kModel) return;
+        finish(counts[Dim::kRows], kind != GraphKind::kLogits);
+    }
+
+    InputLayout set_arguments(const Counts& counts) {
+        const InputLayout layout = packer_.layout(counts);
+        arguments_.counts = counts;
+        for (size_t i = 0; i < kNumInputs; ++i) arguments_.inputs[i] = inputs_.get() + layout.offsets[i];
+        return layout;
+    }
+
+    void upload(uint64_t begin, uint64_t end) {
+        check(driver_,
+              driver_.copy_to_device(inputs_.get() + begin, as<std::byte>(host_inputs_) + begin, end - begin,
+                                     stream_.get()),
+              "copying a step's inputs to the device");
+    }
+
+    void download(const Fetched& result, int64_t rows) {
+        if (rows == 0) return;
+        check(driver_,
+              driver_.copy_to_host(result.host.get(), result.address,
+                                   result.row_bytes * static_cast<uint64_t>(rows), stream_.get()),
+              "copying a step's results to the host");
+    }
+
+    // What comes behind the steps: tokens are chosen and fetched, or else the logits are fetched.
+    void finish(int64_t rows, bool sample) {
+        if (!sample) {
+            download(logits_, rows);
+            return;
+        }
+        sampling_->enqueue(driver_, stream_.get());
+        download(sampled_, rows);
+        if (arguments_.counts[Dim::kLogprobs] == 0) return;
+        download(top_ids_, rows);
+        download(top_logprobs_, rows);
+    }
+
+    void step(const Batch& batch, const SamplingBatch* sampling) {
+        check_batch(batch, program_->limits, !program_->kv_layers.empty(), num_blocks_);
+        if (sampling != nullptr) check_sampling(batch, *sampling);
+        bucket_ = 0;
+        if (batch.token_ids.empty()) return;
+        enter();
+        const Counts counts = packer_.count(batch, sampling);
+        try {
+            const bool decode_only = counts[Dim::kTokens] == counts[Dim::kDecodes];
+            if (decode_only) bucket_ = graphs_.bucket(counts[Dim::kTokens]);
+            if (bucket_ > 0) {
+                replay(batch, sampling, counts);
+            } else {
+                run(batch, sampling, counts);
+            }
+            wait(counts);
+        } catch (...) {
+            // Nothing may still read the inputs when the next step packs its own.
+            static_cast<void>(driver_.stream_synchronize(stream_.get()));
+            throw;
+        }
+    }
+
+    void run(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
+        packer_.pack(batch, sampling, counts, as<std::byte>(host_inputs_));
+        const InputLayout layout = set_arguments(counts);
+        upload(0, layout.bytes);
+        steps_->enqueue(driver_, stream_.get());
+        finish(counts[Dim::kRows], sampling != nullptr);
+    }
+
+    void replay(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
+        const bool plain = counts[Dim::kEdits] == 0 && counts[Dim::kLogprobs] == 0;
+        const bool random = counts[Dim::kRandom] > 0;
+        GraphKind kind = samples() ? GraphKind::kModel : GraphKind::kLogits;
+        if (sampling != nullptr && plain) kind = random ? GraphKind::kRandom : GraphKind::kGreedy;
+        Counts padded = packer_.decode_counts(bucket_, kind == GraphKind::kRandom);
+        if (kind == GraphKind::kModel) {
+            for (const int64_t symbol : {Dim::kRandom, Dim::kEdits, Dim::kLogprobs}) {
+                padded[symbol] = counts[symbol];
+            }
+        }
+        packer_.pack(batch, sampling, padded, as<std::byte>(host_inputs_));
+        arguments_.counts = padded;
+        check(driver_, driver_.graph_launch(graphs_.get(kind, bucket_), stream_.get()), "replaying a graph");
+        if (kind != GraphKind::kModel) return;
+        const InputLayout layout = set_arguments(padded);
+        const uint64_t edits = layout.offsets[static_cast<size_t>(StepInput::kEditRow)];
+        if (padded[Dim::kEdits] > 0) upload(edits, layout.bytes);
+        finish(counts[Dim::kRows], sampling != nullptr);
+    }
+
+    void wait(const Counts& counts) {
+        const auto result = driver_.stream_synchronize(stream_.get());
+        if (result == Result::kSuccess) return;
+        const std::string how = bucket_ > 0 ? "graph of " + std::to_string(bucket_) : "without a graph";
+        check(driver_, result,
+              ("running a step of " + std::to_string(counts[Dim::kTokens]) + " tokens of " +
+               std::to_string(counts[Dim::kSequences]) + " sequences, " + how)
+                  .c_str());
+    }
+
+    void check_sampling(const Batch& batch, const SamplingBatch& sampling) const {
+        const auto fail = [](const char* what) {
+            throw std::invalid_argument(std::string("sampling: ") + what);
+        };
+        if (sampling.rows.size() != batch.logit_rows.size()) fail("not one entry for each row of logits");
+        if (sampling.edits.size() > kMaxLogitEdits) fail("too many edits");
+        for (const RowSampling& row : sampling.rows) {
+            if (row.num_logprobs > kMaxDeviceLogprobs) fail("too many log-probabilities");
+        }
+        for (const LogitEdit& edit : sampling.edits) {
+            if (edit.row < 0 || static_cast<size_t>(edit.row) >= sampling.rows.size() || edit.token < 0 ||
+                edit.token >= program_->vocab_size) {
+                fail("an edit is out of range");
+            }
+        }
+    }
+
+    std::shared_ptr<const Program> program_;
+    CudaOptions options_;
+    const Driver& driver_;
+    Gpu gpu_;
+    InputPacker packer_;
+    KvLayout kv_layout_;
+    MemoryPlan plan_;
+    PrimaryContext context_;  // before all that lives in it
+    std::thread::id thread_;  // the one that the context is current on
+    Stream stream_;
+    KernelSet kernels_;
+    DeviceBuffer weights_;
+    DeviceBuffer arena_;
+    DeviceBuffer inputs_;
+    DeviceBuffer kv_pool_;
+    PinnedBuffer host_inputs_;
+    Fetched logits_;
+    Fetched sampled_;
+    Fetched top_ids_;
+    Fetched top_logprobs_;
+    uint64_t result_bytes_ = 0;
+    int num_blocks_ = 0;
+    StepArguments arguments_;
+    std::unique_ptr<LaunchList> steps_;
+    std::unique_ptr<LaunchList> sampling_;
+    StepGraphs graphs_;
+    uint64_t graph_bytes_ = 0;
+    int bucket_ = 0;
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<CudaDevice> make_cuda_device(std::shared_ptr<const Program> program,
+                                             const CudaOptions& options) {
+    return make_cuda_device(std::move(program), options, cuda::load_driver());
+}
+
+std::unique_ptr<CudaDevice> make_cuda_device(std::shared_ptr<const Program> program,
+                                             const CudaOptions& options, const cuda::Driver& driver) {
+    if (program == nullptr) throw std::invalid_argument("no program");
+    return std::make_unique<cuda::CudaDeviceImpl>(std::move(program), options, driver);
+}
+
+}  // namespace castiron

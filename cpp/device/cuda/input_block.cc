@@ -1,0 +1,219 @@
+#include "device/cuda/input_block.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+namespace castiron::cuda {
+namespace {
+
+constexpr uint64_t kAlignment = 16;
+
+// Writes one array: what it is given, then padding.
+template <typename T = int32_t>
+class Writer {
+public:
+    Writer(std::byte* block, const InputLayout& layout, StepInput input, int64_t length)
+        : at_(reinterpret_cast<T*>(block + layout.offsets[static_cast<size_t>(input)])), end_(at_ + length) {}
+
+    void put(T value) { *at_++ = value; }
+    void put(std::span<const T> values) { at_ = std::copy(values.begin(), values.end(), at_); }
+    void pad(T value) { at_ = std::fill_n(at_, end_ - at_, value); }
+    void pad(T value, int64_t count) { at_ = std::fill_n(at_, count, value); }
+
+private:
+    T* at_;
+    T* end_;
+};
+
+}  // namespace
+
+Counts counts_at_limits(const Program& program) {
+    const Limits& limits = program.limits;
+    const int tile = std::max(program.prefill_tile, 1);
+    Counts counts;
+    counts[Dim::kTokens] = limits.max_num_tokens;
+    counts[Dim::kRows] = limits.max_logit_rows;
+    counts[Dim::kSequences] = limits.max_batch_size;
+    counts[Dim::kDecodes] = limits.max_batch_size;
+    counts[Dim::kTiles] = (limits.max_num_tokens + tile - 1) / tile + limits.max_batch_size;
+    counts[Dim::kRandom] = limits.max_logit_rows;
+    counts[Dim::kEdits] = kMaxLogitEdits;
+    counts[Dim::kLogprobs] = limits.max_logit_rows;
+    counts[Dim::kVocabLimit] = program.vocab_size;
+    return counts;
+}
+
+InputPacker::InputPacker(const Program& program, int vocab_limit)
+    : prefill_tile_(program.prefill_tile),
+      vocab_limit_(vocab_limit),
+      has_sampling_(!program.sampling.empty()),
+      table_width_((program.limits.max_seq_len + kBlockTokens - 1) / kBlockTokens) {
+    if (prefill_tile_ < 1) {
+        throw std::invalid_argument("prefill_tile is " + std::to_string(prefill_tile_) +
+                                    "; a CUDA program has query tiles of at least one row");
+    }
+    max_bytes_ = layout(counts_at_limits(program)).bytes;
+}
+
+Counts InputPacker::count(const Batch& batch, const SamplingBatch* sampling) const {
+    Counts counts;
+    counts[Dim::kTokens] = static_cast<int32_t>(batch.token_ids.size());
+    counts[Dim::kRows] = static_cast<int32_t>(batch.logit_rows.size());
+    counts[Dim::kSequences] = static_cast<int32_t>(batch.sequences.size());
+    for (const SequenceSlice& sequence : batch.sequences) {
+        if (sequence.num_rows == 1) {
+            ++counts[Dim::kDecodes];
+        } else {
+            counts[Dim::kTiles] += (sequence.num_rows + prefill_tile_ - 1) / prefill_tile_;
+        }
+    }
+    counts[Dim::kVocabLimit] = vocab_limit_;
+    if (sampling == nullptr) return counts;
+    for (const RowSampling& row : sampling->rows) {
+        if (row.temperature > 0) ++counts[Dim::kRandom];
+        if (row.num_logprobs >= 0) ++counts[Dim::kLogprobs];
+    }
+    counts[Dim::kEdits] = static_cast<int32_t>(sampling->edits.size());
+    return counts;
+}
+
+Counts InputPacker::decode_counts(int sequences, bool random) const {
+    Counts counts;
+    for (const int64_t symbol : {Dim::kTokens, Dim::kRows, Dim::kSequences, Dim::kDecodes}) {
+        counts[symbol] = sequences;
+    }
+    if (random) counts[Dim::kRandom] = sequences;
+    counts[Dim::kVocabLimit] = vocab_limit_;
+    return counts;
+}
+
+InputLayout InputPacker::layout(const Counts& counts) const {
+    InputLayout layout;
+    const auto place = [&](StepInput input, int64_t length) {
+        layout.offsets[static_cast<size_t>(input)] = layout.bytes;
+        layout.bytes += (static_cast<uint64_t>(length) * 4 + kAlignment - 1) / kAlignment * kAlignment;
+    };
+    const int64_t tokens = counts[Dim::kTokens];
+    const int64_t rows = counts[Dim::kRows];
+    const int64_t sequences = counts[Dim::kSequences];
+    place(StepInput::kTokenIds, tokens);
+    place(StepInput::kPositions, tokens);
+    place(StepInput::kLogitRows, rows);
+    place(StepInput::kSlots, tokens);
+    place(StepInput::kQueryStart, sequences + 1);
+    place(StepInput::kKvLen, sequences);
+    place(StepInput::kBlockTable, sequences * table_width_);
+    place(StepInput::kDecodeSeq, counts[Dim::kDecodes]);
+    place(StepInput::kTileSeq, counts[Dim::kTiles]);
+    place(StepInput::kTileRow, counts[Dim::kTiles]);
+    if (!has_sampling_) return layout;
+    for (const StepInput input :
+         {StepInput::kTemperature, StepInput::kTopK, StepInput::kTopP, StepInput::kMinP, StepInput::kUniform,
+          StepInput::kNumLogprobs, StepInput::kRepetition, StepInput::kFrequency, StepInput::kPresence}) {
+        place(input, rows);
+    }
+    for (const StepInput input : {StepInput::kEditRow, StepInput::kEditToken, StepInput::kEditCount}) {
+        place(input, counts[Dim::kEdits]);
+    }
+    return layout;
+}
+
+void InputPacker::pack(const Batch& batch, const SamplingBatch* sampling, const Counts& counts,
+                       std::byte* block) const {
+    const InputLayout places = layout(counts);
+    pack_sequences(batch, counts, places, block);
+    if (has_sampling_) pack_sampling(sampling, counts, places, block);
+}
+
+void InputPacker::pack_sequences(const Batch& batch, const Counts& counts, const InputLayout& places,
+                                 std::byte* block) const {
+    const int64_t tokens = counts[Dim::kTokens];
+    const int64_t sequences = counts[Dim::kSequences];
+    const auto writer = [&](StepInput input, int64_t length) {
+        return Writer<>(block, places, input, length);
+    };
+    Writer token_ids = writer(StepInput::kTokenIds, tokens);
+    Writer positions = writer(StepInput::kPositions, tokens);
+    Writer logit_rows = writer(StepInput::kLogitRows, counts[Dim::kRows]);
+    Writer slots = writer(StepInput::kSlots, tokens);
+    Writer query_start = writer(StepInput::kQueryStart, sequences + 1);
+    Writer kv_len = writer(StepInput::kKvLen, sequences);
+    Writer block_table = writer(StepInput::kBlockTable, sequences * table_width_);
+    Writer decode_seq = writer(StepInput::kDecodeSeq, counts[Dim::kDecodes]);
+    Writer tile_seq = writer(StepInput::kTileSeq, counts[Dim::kTiles]);
+    Writer tile_row = writer(StepInput::kTileRow, counts[Dim::kTiles]);
+
+    token_ids.put(batch.token_ids);
+    positions.put(batch.positions);
+    logit_rows.put(batch.logit_rows);
+    query_start.put(0);
+    int32_t index = 0;
+    for (const SequenceSlice& sequence : batch.sequences) {
+        const int length = sequence.start_position + sequence.num_rows;
+        const auto table = sequence.block_table.first(
+            std::min(sequence.block_table.size(), static_cast<size_t>(table_width_)));
+        for (int p = sequence.start_position; p < length; ++p) {
+            const auto block_index = static_cast<size_t>(p / kBlockTokens);
+            // A model without a cache has no blocks.
+            slots.put(block_index < table.size() ? table[block_index] * kBlockTokens + p % kBlockTokens : -1);
+        }
+        query_start.put(sequence.first_row + sequence.num_rows);
+        kv_len.put(length);
+        block_table.put(table);
+        block_table.pad(0, table_width_ - static_cast<int64_t>(table.size()));
+        if (sequence.num_rows == 1) {
+            decode_seq.put(index);
+        } else {
+            for (int row = 0; row < sequence.num_rows; row += prefill_tile_) {
+                tile_seq.put(index);
+                tile_row.put(row);
+            }
+        }
+        ++index;
+    }
+    token_ids.pad(0);
+    positions.pad(0);
+    logit_rows.pad(0);
+    slots.pad(-1);
+    query_start.pad(static_cast<int32_t>(batch.token_ids.size()));
+    kv_len.pad(0);
+    block_table.pad(0);
+    decode_seq.pad(-1);
+    tile_seq.pad(-1);
+    tile_row.pad(0);
+}
+
+void InputPacker::pack_sampling(const SamplingBatch* sampling, const Counts& counts,
+                                const InputLayout& places, std::byte* block) const {
+    const RowSampling padding;
+    const auto rows = sampling != nullptr ? sampling->rows : std::span<const RowSampling>();
+    const auto column = [&](StepInput input, auto RowSampling::* field) {
+        using T = std::remove_cvref_t<decltype(padding.*field)>;
+        Writer<T> writer(block, places, input, counts[Dim::kRows]);
+        for (const RowSampling& row : rows) writer.put(row.*field);
+        writer.pad(padding.*field);
+    };
+    column(StepInput::kTemperature, &RowSampling::temperature);
+    column(StepInput::kTopK, &RowSampling::top_k);
+    column(StepInput::kTopP, &RowSampling::top_p);
+    column(StepInput::kMinP, &RowSampling::min_p);
+    column(StepInput::kUniform, &RowSampling::uniform);
+    column(StepInput::kNumLogprobs, &RowSampling::num_logprobs);
+    column(StepInput::kRepetition, &RowSampling::repetition);
+    column(StepInput::kFrequency, &RowSampling::frequency);
+    column(StepInput::kPresence, &RowSampling::presence);
+
+    const auto edits = sampling != nullptr ? sampling->edits : std::span<const LogitEdit>();
+    const auto edit_column = [&](StepInput input, int32_t LogitEdit::* field, int32_t none) {
+        Writer<> writer(block, places, input, counts[Dim::kEdits]);
+        for (const LogitEdit& edit : edits) writer.put(edit.*field);
+        writer.pad(none);
+    };
+    edit_column(StepInput::kEditRow, &LogitEdit::row, -1);
+    edit_column(StepInput::kEditToken, &LogitEdit::token, 0);
+    edit_column(StepInput::kEditCount, &LogitEdit::count, 0);
+}
+
+}  // namespace castiron::cuda

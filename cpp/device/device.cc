@@ -1,0 +1,16 @@
+#include "device/device.h"
+
+#include "kv/pool_size.h"
+
+namespace castiron {
+
+KvBudget Device::kv_budget() const {
+    const uint64_t available = available_memory();
+    return {available, available / 4};
+}
+
+SampledRows Device::forward_and_sample(const Batch&, const SamplingBatch&) {
+    throw std::logic_error("this device does not sample");
+}
+
+}  // namespace castiron
