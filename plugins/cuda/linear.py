@@ -9,6 +9,7 @@ from typing import Any
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, When, row_stride, value, weight
 from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.linear import linear_reduce, linear_stream, linear_tile
+from .kernels.linear_tma import linear_tma
 from .reference_ops import gated_linear, linear
 from .tiles import STREAM_ROWS, Product, RowClass, row_classes, stream_tile
 from .types import blocks_over, count, pointer, symbol
@@ -103,8 +104,30 @@ def _stream(product: _Product) -> KernelLaunch:
     return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
 
 
+def _fetched(product: _Product, rows: RowClass) -> KernelLaunch:
+    tile = rows.tile
+    constants = product.epilogue() | {
+        "K": product.shape.k,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP_M": _GROUP_ROW_TILES,
+        "SPECIALIZE": tile.specialize,
+    }
+    arguments = {name: given for name, given in product.arguments(product.y).items() if name != "x_stride"}
+    types = {name: kind for name, (kind, _) in arguments.items()}
+    kernel = TritonKernel(
+        linear_tma, types, constants, num_warps=tile.warps, num_stages=tile.stages, hot=True
+    )
+    grid = blocks_over(product.rows, tile.block_m, -(-product.shape.n // tile.block_n), per_sm=1)
+    when = product.when(rows.low, rows.high)
+    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
+
+
 def _tiled(product: _Product, rows: RowClass) -> tuple[KernelLaunch, ...]:
     tile = rows.tile
+    if tile.tma:
+        return (_fetched(product, rows),)
     split = {"SPLITS": tile.splits, "SPLIT_ROWS": rows.high if tile.splits > 1 else 1}
     constants = product.epilogue() | split
     constants |= {
@@ -153,7 +176,8 @@ def _lower(product: _Product, name: str, weights: list[WeightUse]) -> Lowering:
         weights,
         {"activation": product.activation, "alpha": product.alpha},
         tuple(launches),
-        takes_views=True,
+        # The accelerator wants rows at multiples of 16 bytes, which a column view need not have.
+        takes_views=not any(rows.tile.tma for rows in product.classes()),
         in_place=((0, 1),) if residual else (),
     )
     return Lowering((call,), temporaries)

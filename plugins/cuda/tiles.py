@@ -1,12 +1,13 @@
 """Which tile a matrix product takes: a pure function of target, rows and weights, by a small cost model.
 
 Products fall into classes by rows. Up to 16 rows the time is that of reading the weights, and `linear_stream`
-does it; above, `linear_tile` with the tile that the model below finds fastest for the class's most rows.
+does it; above, `linear_tile` or, on sm_90 and sm_100, `linear_tma` with the tile that the model below finds
+fastest for the class's most rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..targets import Target
 
@@ -49,7 +50,12 @@ class StreamTile:
 
 @dataclass(frozen=True)
 class Tile:
-    """Of linear_tile: the result's block, inputs at a time, and the parts that K is cut into."""
+    """Of linear_tile or linear_tma: the result's block, inputs at a time, the parts that K is cut into.
+
+    Attributes:
+        tma: fetched by the tensor memory accelerator, by blocks that stay for several tiles.
+        specialize: warps that fetch apart from warps that multiply (with ``tma`` only).
+    """
 
     block_m: int
     block_n: int
@@ -57,6 +63,8 @@ class Tile:
     warps: int
     stages: int
     splits: int = 1
+    tma: bool = False
+    specialize: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,31 +147,33 @@ def candidates(target: Target, product: Product) -> list[Tile]:
     # Warpgroup and tensor-memory instructions (sm_90, sm_100) want deep stages of 128-byte rows.
     deep = target.compute_capability in (90, 100)
     k = 64 if deep else 32
-    shapes = (
-        (64, 32, 2 * k, 4),
-        (64, 64, 2 * k, 4),
-        (64, 128, k, 4),
-        (128, 32, k, 4),
-        (128, 64, k, 4),
-        (128, 128, k, 8 if deep else 4),
-        (128, 256, k, 8),
-    )
+    shapes = [(64, 32, 2 * k, 4), (64, 64, 2 * k, 4), (64, 128, k, 4), (128, 64, k, 4), (128, 128, k, 8)]
+    if deep:
+        shapes.append((128, 256, k, 8))
     found = []
     for block_m, columns, block_k, warps in shapes:
-        for stages in (4, 3, 2):
-            tile = Tile(block_m, columns // product.matrices, block_k, warps, stages)
-            # 1 KiB is for barriers and alignment.
-            if shared_bytes(tile, product) <= target.shared_bytes - 1024:
-                found.append(tile)
-                break
+        tile = Tile(block_m, columns // product.matrices, block_k, warps, 4)
+        while shared_bytes(tile, product) > target.shared_bytes - 1024:  # barriers and alignment
+            tile = replace(tile, stages=tile.stages - 1)
+        # At equal cost the first is taken: copies by the accelerator take no registers and no instructions.
+        if deep and columns >= 128 and block_m == 128 and fits_tma(product):
+            # On sm_90 Triton's specialisation is younger than on sm_100; with two accumulators it spills.
+            specialize = target.compute_capability == 100 and not product.gated
+            found.append(replace(tile, tma=True, specialize=specialize))
+        found.append(tile)
     return found
+
+
+def fits_tma(product: Product) -> bool:
+    """Whether tiles can be fetched by TMA: rows start at multiples of 16 bytes, and nothing is converted."""
+    return product.x_bytes == 2 and product.k % 8 == 0
 
 
 def _best(target: Target, product: Product, rows: int, may_split: bool) -> Tile:
     options = [
-        Tile(t.block_m, t.block_n, t.block_k, t.warps, t.stages, splits)
-        for t in candidates(target, product)
-        for splits in (_SPLITS if may_split else (1,))
-        if splits == 1 or splits * 4 * t.block_k <= product.k
+        replace(tile, splits=splits)
+        for tile in candidates(target, product)
+        for splits in (_SPLITS if may_split and not tile.tma else (1,))
+        if splits == 1 or splits * 4 * tile.block_k <= product.k
     ]
     return min(options, key=lambda tile: seconds(target, product, rows, tile))

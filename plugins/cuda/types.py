@@ -22,11 +22,11 @@ def count(dim: Dim) -> Param:
     return size(_SYMBOLS[dim]) if isinstance(dim, str) else Param("i32", dim)
 
 
-def blocks_over(dim: Dim, per: int, times: int = 1) -> Grid:
-    """``times * ceil(dim / per)`` blocks."""
+def blocks_over(dim: Dim, per: int, times: int = 1, per_sm: int = 0) -> Grid:
+    """``times * ceil(dim / per)`` blocks, at most ``per_sm`` a multiprocessor if not 0."""
     if isinstance(dim, str):
-        return Grid(_SYMBOLS[dim], per, times)
-    return Grid(None, 1, times * -(-dim // per))
+        return Grid(_SYMBOLS[dim], per, times, per_sm)
+    return Grid(None, 1, times * -(-dim // per), per_sm)
 
 
 def symbol(dim: str) -> Literal["T", "N", "S", "D", "P"]:

@@ -13,7 +13,17 @@ from .activation import apply
 
 
 @triton.jit
-def _epilogue(
+def _load(address, mask, MASKED: tl.constexpr):
+    """A load whose mask is dropped where the shape makes it true everywhere."""
+    if MASKED:
+        block = tl.load(address, mask=mask, other=0.0)
+    else:
+        block = tl.load(address)
+    return block
+
+
+@triton.jit
+def epilogue(
     acc,
     up,
     m,
@@ -86,13 +96,19 @@ def linear_stream(
     x_inside = m < rows
     acc = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
     up = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
+    TAIL: tl.constexpr = K % (WARPS * BLOCK_K) != 0
+    W_MASKED: tl.constexpr = TAIL or N % BLOCK_N != 0
     for k in tl.range(0, K, WARPS * BLOCK_K):
-        w_mask = w_inside & (k + k_of_w < K)
-        xs = tl.load(x_tile + k, mask=x_inside & (k + k_of_x < K), other=0.0).to(w.dtype.element_ty)
-        acc = tl.dot(tl.load(w_tile + k, mask=w_mask, other=0.0), xs, acc)
+        w_mask = w_inside
+        x_mask = x_inside
+        if TAIL:
+            w_mask = w_mask & (k + k_of_w < K)
+            x_mask = x_mask & (k + k_of_x < K)
+        xs = tl.load(x_tile + k, mask=x_mask, other=0.0).to(w.dtype.element_ty)
+        acc = tl.dot(_load(w_tile + k, w_mask, W_MASKED), xs, acc)
         if GATED:
-            up = tl.dot(tl.load(w_tile + N * K + k, mask=w_mask, other=0.0), xs, up)
-    _epilogue(
+            up = tl.dot(_load(w_tile + N * K + k, w_mask, W_MASKED), xs, up)
+    epilogue(
         tl.sum(acc, axis=0),
         tl.sum(up, axis=0),
         tl.arange(0, BLOCK_M)[None, :],
@@ -161,17 +177,22 @@ def linear_tile(
     w_tile = w + n.to(tl.int64) * K + k
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    TAIL: tl.constexpr = K % (SPLITS * BLOCK_K) != 0
+    W_MASKED: tl.constexpr = TAIL or N % BLOCK_N != 0
     for step in tl.range(0, STEPS):
         at = first_k + step * BLOCK_K
-        left = K - at
-        w_mask = (n < N) & (k < left)
-        xs = tl.load(x_tile + at, mask=(m < rows) & (k < left), other=0.0).to(w.dtype.element_ty)
-        acc = tl.dot(xs, tl.load(w_tile + at, mask=w_mask, other=0.0).T, acc)
+        w_mask = n < N
+        x_mask = m < rows
+        if TAIL:
+            w_mask = w_mask & (k < K - at)
+            x_mask = x_mask & (k < K - at)
+        xs = tl.load(x_tile + at, mask=x_mask, other=0.0).to(w.dtype.element_ty)
+        acc = tl.dot(xs, _load(w_tile + at, w_mask, W_MASKED).T, acc)
         if GATED:
-            up = tl.dot(xs, tl.load(w_tile + N * K + at, mask=w_mask, other=0.0).T, up)
+            up = tl.dot(xs, _load(w_tile + N * K + at, w_mask, W_MASKED).T, up)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     if SPLITS == 1:
-        _epilogue(
+        epilogue(
             acc,
             up,
             m,
@@ -227,7 +248,7 @@ def linear_reduce(
         acc += tl.load(at, mask=n < N, other=0.0)
         if GATED:
             up += tl.load(at + N, mask=n < N, other=0.0)
-    _epilogue(
+    epilogue(
         acc,
         up,
         m,

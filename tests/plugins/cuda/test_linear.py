@@ -8,8 +8,9 @@ import torch
 from castiron.engines.program import Limits
 from castiron.plugins import Call, Context, Op, Operand, Tactic
 from castiron.plugins.cuda import linear
+from castiron.plugins.cuda.kernels.linear_tma import linear_tma
 from castiron.plugins.targets import TARGETS
-from interpret import TORCH, run_call
+from interpret import TORCH, interpret, run_call
 
 LIMITS = Limits(max_batch_size=8, max_num_tokens=512, max_logit_rows=8, max_seq_len=64)
 LINEAR, GATED = linear.TACTICS
@@ -159,6 +160,37 @@ def test_gated_products_multiply_the_activated_gate_with_up(rows: int, bias: boo
     expected = GATED.reference(values["x"].double().numpy(), w[:n], w[n:], b[:n], b[n:], activation="silu")[0]
     run_call(call, values | temporaries, weights, {"T": rows})
     close(values["y"], expected, k)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("grid", [1, 3])
+def test_persistent_blocks_with_tma_cover_every_tile_once(gated: bool, grid: int) -> None:
+    rows, n, k, block = 150, 200, 72, 128
+    rng = np.random.default_rng(0)
+    x, w = matrix(rng, rows, k, "bf16"), matrix(rng, 2 * n if gated else n, k, "bf16")
+    bias = torch.from_numpy(rng.standard_normal(len(w))).float()
+    residual = matrix(rng, rows, n, "f32", n + 8)
+    y = torch.full((rows, n), torch.nan)
+    arguments = {"x": x, "w": w, "bias": bias, "residual": residual, "y": y, "rows": rows}
+    constants = {
+        "N": n,
+        "K": k,
+        "BLOCK_M": block,
+        "BLOCK_N": block,
+        "BLOCK_K": 64,
+        "GROUP_M": 8,
+        "SPECIALIZE": False,
+        "GATED": gated,
+        "ACTIVATION": "silu",
+        "ALPHA": 0.5,
+        "HAS_BIAS": True,
+        "HAS_RESIDUAL": True,
+    }
+    interpret(linear_tma, (grid,), arguments | {"residual_stride": n + 8}, constants)
+    products = x.double() @ w.double().T + bias
+    gate = torch.nn.functional.silu(products[:, :n])
+    expected = 0.5 * (gate * products[:, n:] if gated else gate) + residual
+    close(y, expected.numpy(), k)
 
 
 def test_a_residual_may_be_overwritten_in_place() -> None:
