@@ -121,6 +121,7 @@ struct Kernel {
     int shared_bytes = 0;
     std::vector<Param> params;
     int hidden_pointers = 0;
+    int64_t scratch_bytes = 0;  // device memory for each block, behind the first hidden pointer
 };
 
 struct Step {
@@ -129,7 +130,7 @@ struct Step {
     std::vector<int> weights;  // indices into Program::weights
     std::vector<int> outputs;
     std::map<std::string, Attr> attrs;
-    std::vector<Launch> launches;
+    std::vector<Launch> launches{};
 };
 
 struct KvLayer {

@@ -27,6 +27,7 @@ std::unique_ptr<Op> make_concat(StepChecker& step);
 std::unique_ptr<Op> make_reduce(StepChecker& step);
 std::unique_ptr<Op> make_softmax(StepChecker& step);
 std::unique_ptr<Op> make_matmul(StepChecker& step);
+std::unique_ptr<Op> make_native(StepChecker& step);
 
 // The op of a step, by its kernel.
 std::unique_ptr<Op> make_op(StepChecker& step);

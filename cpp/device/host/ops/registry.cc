@@ -32,6 +32,7 @@ constexpr std::pair<std::string_view, Maker> kMakers[] = {
     {"reduce", make_reduce},
     {"softmax", make_softmax},
     {"matmul", make_matmul},
+    {"native", make_native},
 };
 
 constexpr std::pair<std::string_view, Activation> kActivations[] = {
