@@ -16,17 +16,22 @@ from castiron.errors import BuildError
 from ..engines import EngineWriter, Limits, MemoryRow, Verification, open_engine
 from ..engines.golden import make_golden
 from ..engines.writer import check_output_dir
+from ..plugins import default_registry
 from . import estimate
+from .gpus import present_gpus
 from .identity import golden_ids, model_identity, parameter_count, special_tokens
-from .lower import Lowered, lower
+from .lower import Decision, Lowered, lower
 from .options import BuildOptions, resolve_limits
 from .progress import Phases, Progress, Silent
 from .report import BuildPlan, BuildReport
+from .weight_table import WeightPool
+from .weights import WeightGraph
 
 if TYPE_CHECKING:
     from ..graph.checkpoint import Checkpoint
     from ..graph.passes import PassReport
 
+_NO_DEVICE = "this machine has no device for its targets; add --target host to compare it here"
 _NO_CORE = "the C++ runtime (castiron.runtime._core) is not installed here"
 
 
@@ -65,7 +70,9 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
     with phases("rewrite graph"):
         model, passes = _rewrite(captured.model, limits, options)
     with phases("lower"):
-        lowered = [lower(model, target, limits, options.dtype) for target in options.resolved_targets()]
+        targets = options.resolved_targets()
+        registry, pool = default_registry(targets), WeightPool(WeightGraph(model))
+        lowered = [lower(model, target, limits, options.dtype, registry, pool) for target in targets]
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]
     notes = [*checkpoint.notes, *captured.report.notes, *ignored]
     plan = _plan(checkpoint, lowered, limits, options)
@@ -76,15 +83,7 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
         output_dir=str(output_dir),
         plan=plan,
         passes=tuple((one.name, one.applied) for one in passes),
-        decisions=tuple(
-            {
-                "what": f"{one.program.target}: {d.op} x{d.count}",
-                "choice": d.tactic,
-                "why": "lowest estimated cost",
-            }
-            for one in lowered
-            for d in one.decisions
-        ),
+        decisions=_decisions(lowered),
         notes=tuple(notes),
         dry_run=options.dry_run,
     )
@@ -93,6 +92,22 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
         with EngineWriter(output_dir, overwrite=options.overwrite) as writer:
             report = _write(writer, checkpoint, model, lowered, report, options, phases)
     return replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
+
+
+def _decisions(lowered: list[Lowered]) -> tuple[dict[str, str], ...]:
+    """What was chosen for each op, targets that agree in one line."""
+    targets: dict[Decision, list[str]] = {}
+    for one in lowered:
+        for decision in one.decisions:
+            targets.setdefault(decision, []).append(one.program.target)
+    return tuple(
+        {
+            "what": f"{', '.join(names)}: {decision.op} x{decision.count}",
+            "choice": decision.tactic,
+            "why": "lowest estimated cost",
+        }
+        for decision, names in targets.items()
+    )
 
 
 def _rewrite(
@@ -108,7 +123,10 @@ def _plan(checkpoint: Checkpoint, lowered: list[Lowered], limits: Limits, option
         raise BuildError(
             f"the engine cannot be compared with the source model: {_NO_CORE}; install castiron's wheel"
         )
-    fits = estimate.fits_verification(lowered) and _has_core()
+    runs_here = _runs_here(lowered)
+    if options.verify == "always" and not runs_here:
+        raise BuildError(f"the engine cannot be compared with the source model: {_NO_DEVICE}")
+    fits = estimate.fits_verification(lowered) and _has_core() and runs_here
     verify = options.verify == "always" or (options.verify == "auto" and fits)
     return BuildPlan(
         model=checkpoint.source,
@@ -145,6 +163,7 @@ def _write(
     phases: Phases,
 ) -> BuildReport:
     sources = {name: source for one in lowered for name, source in one.sources.items()}
+    lowered, report = _compile(writer, lowered, report, phases)
     for one in lowered:
         writer.add_program(one.program)
     writer.add_graph(model.SerializeToString())
@@ -165,10 +184,7 @@ def _write(
             writer.add_golden(_golden(checkpoint, tokens.vocab_size_used, report.plan.limits))
     report = replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
     writer.add_build_report(report.to_dict())
-    rows = [
-        MemoryRow(item=item.item, bytes=item.bytes, note=item.note)
-        for item in report.plan.memory[lowered[0].program.target].items
-    ]
+    rows = _memory_rows(lowered, writer)
     with phases("write engine"):
         writer.finish(
             model=model_identity(checkpoint, options.dtype), special_tokens=tokens, memory_plan=rows
@@ -176,7 +192,7 @@ def _write(
     if options.verify == "never":
         return report
     if not report.plan.verify:
-        why = "the weights are too large for the build to load them" if _has_core() else _NO_CORE
+        why = _why_not_verified(lowered)
         command = f"castiron verify {report.output_dir}"
         note = f"not compared with the source model: {why}; run '{command}' where it serves"
         phases.progress.note(note)
@@ -185,6 +201,54 @@ def _write(
         verification = _verify(writer.path, options, phases)
     writer.record_verification(verification)
     return replace(report, verification=verification)
+
+
+def _compile(
+    writer: EngineWriter, lowered: list[Lowered], report: BuildReport, phases: Phases
+) -> tuple[list[Lowered], BuildReport]:
+    """Compile the kernels that the programs ask for and hand their images to the writer."""
+    from .kernels.compile import compile_kernels, count_kernels
+
+    count = count_kernels(lowered)
+    if not count:
+        return lowered, report
+    with phases("compile kernels", count):
+        done = compile_kernels(lowered, phases.progress.advance)
+    writer.add_images(done.images)
+    size = sum(map(len, done.images.values()))
+    decision = {
+        "what": f"{count} kernels, {size / 1e6:.1f} MB",
+        "choice": f"{count - done.from_cache} compiled, {done.from_cache} from the cache",
+        "why": "compiled ahead of time for every target",
+    }
+    return done.lowered, replace(report, decisions=(*report.decisions, decision))
+
+
+def _memory_rows(lowered: list[Lowered], writer: EngineWriter) -> list[MemoryRow]:
+    rows = []
+    for one in lowered:
+        target = f"{one.program.target}: " if len(lowered) > 1 else ""
+        for item in one.memory.items:
+            rows.append(MemoryRow(item=f"{target}{item.item}", bytes=item.bytes, note=item.note))
+        size = writer.image_bytes(one.program)
+        if size:
+            rows.append(
+                MemoryRow(item=f"{target}kernels", bytes=size, note="machine code or PTX, loaded once")
+            )
+    return rows
+
+
+def _runs_here(lowered: list[Lowered]) -> bool:
+    targets = [one.program.target for one in lowered]
+    return "host" in targets or bool(present_gpus())
+
+
+def _why_not_verified(lowered: list[Lowered]) -> str:
+    if not _has_core():
+        return _NO_CORE
+    if not _runs_here(lowered):
+        return _NO_DEVICE
+    return "the weights are too large for the build to load them"
 
 
 def _golden(checkpoint: Checkpoint, vocab_size: int, limits: Limits) -> dict[str, Any]:

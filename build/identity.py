@@ -30,7 +30,7 @@ def parameter_count(checkpoint: Checkpoint) -> int:
     return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
 
 
-def model_identity(checkpoint: Checkpoint, dtype: Literal["float32", "bfloat16"]) -> ModelIdentity:
+def model_identity(checkpoint: Checkpoint, dtype: Literal["float32", "bfloat16", "float16"]) -> ModelIdentity:
     """Who the checkpoint is."""
     config_file = checkpoint.folder / "config.json"
     bytes_by_dtype: Counter[str] = Counter()

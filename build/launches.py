@@ -10,7 +10,7 @@ from castiron.errors import BuildError
 
 from ..engines.program import Arg, GridDim, Launch, StepInput, Symbol, When
 from ..plugins import Call
-from ..plugins.launch import CudaKernel, KernelLaunch, Param, TritonKernel
+from ..plugins.launch import CudaKernel, HostKernel, KernelLaunch, Param, TritonKernel
 from ..plugins.tactic import ITEM_BYTES
 from .steps import StepList
 from .weight_table import WeightTable
@@ -31,20 +31,20 @@ _TRITON_TYPES: Mapping[str, ParamType] = {"i32": "i32", "i64": "i64", "fp32": "f
 class KernelRequest:
     """A kernel to compile: what a tactic asked for, with the alignment of its arguments filled in."""
 
-    kernel: TritonKernel | CudaKernel
+    kernel: TritonKernel | CudaKernel | HostKernel
 
     @property
     def label(self) -> str:
         """For people: the function's name."""
-        if isinstance(self.kernel, CudaKernel):
-            return self.kernel.function
-        return str(self.kernel.function.__name__)
+        if isinstance(self.kernel, TritonKernel):
+            return str(self.kernel.function.__name__)
+        return self.kernel.function
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for requests that compile to the same code."""
         kernel = self.kernel
-        if isinstance(kernel, CudaKernel):
+        if not isinstance(kernel, TritonKernel):
             return (kernel,)
         return (
             id(kernel.function),
@@ -57,10 +57,12 @@ class KernelRequest:
         )
 
 
-def param_types(kernel: TritonKernel | CudaKernel) -> tuple[ParamType, ...]:
+def param_types(kernel: TritonKernel | CudaKernel | HostKernel) -> tuple[ParamType, ...]:
     """What the arguments of a launch are. Raises BuildError for a type that launches cannot pass."""
     if isinstance(kernel, CudaKernel):
         return kernel.params
+    if isinstance(kernel, HostKernel):
+        return ()  # a host call hands over every operand (plugins/include/castiron_plugin.h)
     kinds: list[ParamType] = []
     for name, kind in kernel.types.items():
         known = "ptr" if kind.startswith("*") else _TRITON_TYPES.get(kind)

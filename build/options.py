@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from pydantic import ValidationError
 from castiron.errors import BuildError
 
 from ..engines.program import Limits
+from ..plugins import TARGETS
+from .gpus import present_gpus
 
 #: Longest default context: beyond it the KV cache of a full batch outgrows ordinary machines.
 DEFAULT_MAX_SEQ_LEN = 8192
@@ -19,8 +22,9 @@ DEFAULT_MAX_SEQ_LEN = 8192
 DEFAULT_MAX_NUM_TOKENS = 1024
 DEFAULT_MAX_BATCH_SIZE = 64
 _LEAST_LOGIT_ROWS = 64
-TARGETS = ("host",)
-DTYPES = ("bfloat16", "float32")
+DTYPES = ("bfloat16", "float32", "float16")
+#: PTX for architectures to come; rides along with every other CUDA target.
+FALLBACK = "compute_80"
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,10 @@ class BuildOptions:
     """Options of a build; None leaves a limit to the model and the defaults.
 
     Attributes:
-        targets: what the engine runs on; "auto" is this machine's best target.
-        dtype: storage of matrices and of the KV cache; vectors and tables are always float32.
+        targets: what the engine runs on, names of ``plugins.TARGETS``; "auto" is host and this machine's GPU.
+        dtype: storage of matrices and of the KV cache; vectors are always float32. Engines with a CUDA target
+            take bfloat16 or float16, those with host bfloat16 or float32.
+        ptx: with a CUDA target, also build PTX that drivers compile for architectures to come.
         max_batch_size: requests that run at once.
         max_seq_len: tokens of one request, prompt and answer together.
         max_num_tokens: tokens of one step over all requests.
@@ -43,7 +49,8 @@ class BuildOptions:
     """
 
     targets: tuple[str, ...] = ("host",)
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    ptx: bool = True
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     max_seq_len: int | None = None
     max_num_tokens: int | None = None
@@ -56,15 +63,19 @@ class BuildOptions:
 
     def check(self) -> None:
         """Raise BuildError for options that make no sense whatever the model is."""
+        known = (*TARGETS, "auto")
         if not self.targets:
-            raise BuildError(f"no target given; expected one or more of {', '.join(TARGETS)}, or auto")
+            raise BuildError(f"no target given; expected one or more of {', '.join(known)}")
         for target in self.targets:
-            if target not in (*TARGETS, "auto"):
+            if target not in known:
+                close = difflib.get_close_matches(target, known, 1, 0.5)
+                hint = f"; did you mean {close[0]}?" if close else ""
                 raise BuildError(
-                    f"unknown target {target!r}; this castiron builds for {', '.join(TARGETS)}, or auto"
+                    f"unknown target {target!r}; this castiron builds for {', '.join(known)}{hint}"
                 )
         if self.dtype not in DTYPES:
             raise BuildError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        self._check_dtype()
         if self.verify not in ("auto", "always", "never"):
             raise BuildError(f"verify is {self.verify!r}; expected auto, always or never")
         for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "max_logit_rows", "num_threads"):
@@ -72,9 +83,28 @@ class BuildOptions:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise BuildError(f"{name} is {value!r}; expected an integer of at least 1")
 
+    def _check_dtype(self) -> None:
+        targets = self.resolved_targets()
+        if self.dtype == "float16" and "host" in targets:
+            raise BuildError(
+                f"the targets are {', '.join(targets)} and the dtype is float16, which host does not compute "
+                "with; build with --dtype bfloat16, or without host"
+            )
+        on_gpu = [target for target in targets if TARGETS[target].family == "cuda"]
+        if self.dtype == "float32" and on_gpu:
+            raise BuildError(
+                f"the targets are {', '.join(targets)} and the dtype is float32, which the matrix units of "
+                f"{on_gpu[0]} do not take; build with --dtype bfloat16 or float16, or for host alone"
+            )
+
     def resolved_targets(self) -> tuple[str, ...]:
-        """Targets with "auto" replaced, each once."""
-        return tuple(dict.fromkeys("host" if target == "auto" else target for target in self.targets))
+        """Targets with "auto" replaced, and with the PTX that rides along; each once."""
+        named: list[str] = []
+        for target in self.targets:
+            named += ["host", *present_gpus()] if target == "auto" else [target]
+        if self.ptx and any(TARGETS[target].family == "cuda" for target in named):
+            named.append(FALLBACK)
+        return tuple(dict.fromkeys(named))
 
 
 def context_length(hf_config: Any) -> int | None:

@@ -92,6 +92,8 @@ class WeightTable:
     def _form(self, use: WeightUse) -> _Form:
         if use.role == "vector":
             return _Form(use.parts, "rows", "f32", interleaved=self._panels and len(use.parts) == 2)
+        if use.role == "plain":
+            return _Form(use.parts, "rows", self._dtype)
         shared = use.role == "table" and WeightUse(use.parts, "matrix") in self._uses
         panels = self._panels and (use.role == "matrix" or shared)
         return _Form(use.parts, "panels" if panels else "rows", self._dtype)

@@ -12,7 +12,7 @@ from castiron.errors import EngineError
 from .program import Limits
 
 #: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (1, 1)
 
 # No control characters: these are printed on terminals.
 Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
@@ -42,7 +42,7 @@ class ModelIdentity(_Model):
     source_sha256: Sha256
     source_dtype: Text
     #: What weights are stored as in the engine.
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["float32", "bfloat16", "float16"]
     parameters: Bytes
 
 

@@ -143,6 +143,8 @@ class Kernel(_Model):
     #: Triton types of the params ("*bf16", "i32", "fp32"); empty for a kernel that is not Triton's.
     types: Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=64)] = []
     hidden_pointers: Annotated[int, Field(ge=0, le=8)] = 0
+    #: Bytes of scratch for each block, to which hidden pointer 0 points then.
+    scratch_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     source: str = ""
     constants: dict[Name, Attr] = {}
     resources: dict[Name, Attr] = {}

@@ -88,6 +88,15 @@ class EngineWriter:
             exclude_defaults=True
         ).encode()
 
+    def add_images(self, images: Mapping[str, bytes]) -> None:
+        """Add what programs refer to as ``Kernel.image`` and ``Kernel.ptx``, by entry name."""
+        self._entries.update(images)
+
+    def image_bytes(self, program: Program) -> int:
+        """Bytes of the images of a program's kernels."""
+        names = {name for kernel in program.kernels for name in (kernel.image, kernel.ptx) if name}
+        return sum(len(self._entries[name]) for name in names)
+
     def add_graph(self, model: bytes) -> None:
         """Add the rewritten graph, a serialised ONNX model whose weights are external."""
         self._entries["graph.onnx"] = model

@@ -116,7 +116,7 @@ class CudaKernel:
 class HostKernel:
     """A kernel for the CPU in C++ (or C), compiled by the build machine's compiler.
 
-    It has no arguments of its own: a host call hands every operand over, by plugins/include/castiron_plugin.h.
+    It has no arguments of its own: a host call hands every operand over (plugins/include/castiron_plugin.h).
 
     Attributes:
         source: the translation unit. function: its kernel, ``extern "C"``.

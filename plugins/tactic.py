@@ -74,11 +74,11 @@ class WeightUse:
 
     ``parts`` names one weight expression, or two that are interleaved by panels of 16 (gate, up).
     ``role``: "matrix" (build dtype; panels on host, plain on CUDA), "table" (build dtype, the layout is
-    free), "vector" (always float32, plain).
+    free), "plain" (build dtype, row-major on every target), "vector" (always float32, row-major).
     """
 
     parts: tuple[str, ...]
-    role: Literal["matrix", "table", "vector"]
+    role: Literal["matrix", "table", "plain", "vector"]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Target:
         shared_bytes: most shared memory of one block.
         multiprocessors, bandwidth, matrix_flops: of the best-known part of the architecture, for cost
             estimates: count, bytes/s, dense half-precision FLOP/s (NVIDIA's data sheets).
-        registers: 32-bit registers of a multiprocessor. threads: most threads on one.
+        registers: 32-bit registers of a multiprocessor. threads, blocks: the most that one holds.
     """
 
     name: str
@@ -34,9 +34,12 @@ class Target:
     matrix_flops: float = 1.5e11
     registers: int = 65536
     threads: int = 2048
+    blocks: int = 32
 
 
-def _gpu(name: str, shared_kib: int, sms: int, bandwidth: float, flops: float, threads: int) -> Target:
+def _gpu(
+    name: str, shared_kib: int, sms: int, bandwidth: float, flops: float, threads: int, blocks: int
+) -> Target:
     return Target(
         name=name,
         family="cuda",
@@ -47,21 +50,23 @@ def _gpu(name: str, shared_kib: int, sms: int, bandwidth: float, flops: float, t
         bandwidth=bandwidth,
         matrix_flops=flops,
         threads=threads,
+        blocks=blocks,
     )
 
 
-#: Shared memory and threads: CUDA C++ programming guide, "Technical specifications per compute capability".
+#: Shared memory, threads, blocks: CUDA C++ programming guide, "Technical specifications per compute
+#: capability".
 #: The part that figures describe stands behind each line.
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
         Target("host", "host"),
-        _gpu("sm_80", 163, 108, 2.0e12, 312e12, 2048),  # A100 80 GB
-        _gpu("sm_86", 99, 84, 0.77e12, 160e12, 1536),  # A40 / RTX 3090 class
-        _gpu("sm_89", 99, 142, 0.86e12, 362e12, 1536),  # L40S
-        _gpu("sm_90", 227, 132, 4.8e12, 989e12, 2048),  # H200
-        _gpu("sm_100", 227, 148, 8.0e12, 2250e12, 2048),  # B200
-        _gpu("sm_120", 99, 188, 1.79e12, 500e12, 1536),  # RTX PRO 6000 Blackwell
-        _gpu("compute_80", 99, 108, 1.0e12, 160e12, 1536),  # anything from sm_80 on
+        _gpu("sm_80", 163, 108, 2.0e12, 312e12, 2048, 32),  # A100 80 GB
+        _gpu("sm_86", 99, 84, 0.77e12, 160e12, 1536, 16),  # A40 / RTX 3090 class
+        _gpu("sm_89", 99, 142, 0.86e12, 362e12, 1536, 24),  # L40S
+        _gpu("sm_90", 227, 132, 4.8e12, 989e12, 2048, 32),  # H200
+        _gpu("sm_100", 227, 148, 8.0e12, 2250e12, 2048, 32),  # B200
+        _gpu("sm_120", 99, 188, 1.79e12, 500e12, 1536, 24),  # RTX PRO 6000 Blackwell
+        _gpu("compute_80", 99, 108, 1.0e12, 160e12, 1536, 16),  # anything from sm_80 on
     )
 }

@@ -29,13 +29,23 @@ _POSITIVE = click.IntRange(min=1)
     "targets",
     multiple=True,
     default=("auto",),
-    help="host, or auto: this machine's; may be repeated.",
+    callback=lambda context, option, given: tuple(
+        name.strip() for names in given for name in names.split(",") if name.strip()
+    ),
+    help="host, sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, or auto: host and this machine's GPU; several by "
+    "commas or by repeating.",
+)
+@click.option(
+    "--ptx/--no-ptx",
+    default=True,
+    help="Beside sm_... targets, also keep PTX that drivers compile for architectures to come.",
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["bfloat16", "float32"]),
+    type=click.Choice(["bfloat16", "float32", "float16"]),
     default="bfloat16",
-    help="Storage of matrices and of the KV cache; sums are always float32.",
+    help="Storage of matrices and of the KV cache; sums are always float32. float16 is for GPU targets, "
+    "float32 for host.",
 )
 @click.option("--max-batch-size", type=_POSITIVE, default=64, help="Requests that run at once.")
 @click.option(

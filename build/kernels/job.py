@@ -1,0 +1,80 @@
+"""What a worker is asked to compile and what it answers: plain data that crosses process boundaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TritonJob:
+    """A Triton kernel for one architecture.
+
+    Attributes:
+        module, file, function: where the function is found; ``file`` is empty where ``module`` can be
+            imported by name (a user's plugin is loaded from its file).
+        types: (parameter, Triton type) of the run-time parameters, in order.
+        constants: (parameter, value) of the ``tl.constexpr`` ones.
+        aligned: parameters that are multiples of 16.
+        compute_capability: ten times major plus minor.
+        ptx_only: PTX of an ISA that old drivers take is wanted; machine code serves inspection alone.
+    """
+
+    module: str
+    file: str
+    function: str
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    aligned: tuple[str, ...]
+    num_warps: int
+    num_stages: int
+    compute_capability: int
+    ptx_only: bool
+
+
+@dataclass(frozen=True)
+class CudaJob:
+    """A kernel in CUDA C++ for one architecture; see ``plugins.launch.CudaKernel``."""
+
+    source: str
+    function: str
+    options: tuple[str, ...]
+    threads: int
+    shared_bytes: int
+    origin: str
+    compute_capability: int
+    ptx_only: bool
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel.
+
+    Attributes:
+        function: entry point.
+        cubin: machine code (for a ``ptx_only`` job: of the architecture that the PTX names).
+        ptx: the text, of ``ptx_only`` jobs alone.
+        shared_bytes: dynamic shared memory.
+        hidden_pointers: parameters behind the declared ones, all pointers, which get null.
+        scratch_bytes: for each block, to which hidden pointer 0 points then (tensor descriptors).
+        has_dot: the source asks for matrix products.
+        resources: what the machine code uses (``sass.inspect``).
+    """
+
+    function: str
+    cubin: bytes
+    ptx: bytes
+    threads: int
+    shared_bytes: int
+    hidden_pointers: int
+    scratch_bytes: int
+    has_dot: bool
+    resources: dict[str, Any] = field(default_factory=dict)
+
+
+class CompileError(Exception):
+    """A kernel does not compile; the text is the compiler's."""
+
+
+#: The PTX ISA of CUDA 12.0, whose drivers are the oldest that castiron supports.
+PTX_VERSION = 80
