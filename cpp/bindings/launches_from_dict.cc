@@ -189,6 +189,7 @@ void read_kernels(nb::handle list, const std::string& path, nb::handle images, P
             static_cast<int>(as_integer(fields.required("threads"), fields.path("threads"), 1, 1024));
         kernel.shared_bytes = static_cast<int>(integer_or(fields, "shared_bytes", 0, 0, 1 << 20));
         kernel.hidden_pointers = static_cast<int>(integer_or(fields, "hidden_pointers", 0, 0, 8));
+        kernel.scratch_bytes = integer_or(fields, "scratch_bytes", 0, 0, 1 << 20);
         for_each(
             fields.required("params"), fields.path("params"),
             [&](nb::handle param, const std::string& at) { kernel.params.push_back(param_from(param, at)); });
@@ -206,7 +207,7 @@ void read_kernels(nb::handle list, const std::string& path, nb::handle images, P
             }
         }
         fields.finish({"name", "function", "image", "ptx", "threads", "shared_bytes", "params",
-                       "hidden_pointers", "source", "types", "constants", "resources"});
+                       "hidden_pointers", "scratch_bytes", "source", "types", "constants", "resources"});
         program.kernels.push_back(std::move(kernel));
     });
 }

@@ -63,7 +63,8 @@ public:
         check_options(options);
         const std::vector<uint64_t> values = value_offsets(*program_);
         const WeightPlaces weights = weight_places(*program_);
-        plan_ = {weights.bytes, program_->arena_bytes, packer_.max_bytes(), kv_layout_.block_stride};
+        plan_ = {weights.bytes, program_->arena_bytes, scratch_bytes(*program_, gpu_), packer_.max_bytes(),
+                 kv_layout_.block_stride};
         check_fits(plan_, gpu_, free_memory(driver_));
         try {
             stream_ = make_stream(driver_);
@@ -172,6 +173,7 @@ private:
     void reserve(const std::vector<uint64_t>& values) {
         weights_ = make_device_buffer(driver_, plan_.weights);
         arena_ = make_device_buffer(driver_, plan_.arena);
+        scratch_ = make_device_buffer(driver_, plan_.scratch);
         inputs_ = make_device_buffer(driver_, plan_.inputs);
         host_inputs_ = make_pinned_buffer(driver_, plan_.inputs);
         const Dim tokens{Dim::kTokens};
@@ -200,6 +202,7 @@ private:
         FixedAddresses fixed;
         for (const uint64_t offset : values) fixed.values.push_back(arena_.get() + offset);
         for (const uint64_t offset : weights.offsets) fixed.weights.push_back(weights_.get() + offset);
+        fixed.scratch = scratch_.get();
         arguments_.k_cache.resize(program_->kv_layers.size());
         arguments_.v_cache.resize(program_->kv_layers.size());
         steps_ = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed, arguments_,
@@ -366,6 +369,7 @@ private:
     KernelSet kernels_;
     DeviceBuffer weights_;
     DeviceBuffer arena_;
+    DeviceBuffer scratch_;
     DeviceBuffer inputs_;
     DeviceBuffer kv_pool_;
     PinnedBuffer host_inputs_;

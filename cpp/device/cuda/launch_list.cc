@@ -55,7 +55,42 @@ bool is_symbol(int64_t symbol) {
     return symbol < 0 && symbol >= -static_cast<int64_t>(kNumSymbols);
 }
 
+// The largest counts under which the launch happens.
+Counts largest_counts(const Program& program, const Launch& launch) {
+    Counts largest = counts_at_limits(program);
+    if (is_symbol(launch.when.of)) {
+        const int64_t most = std::min<int64_t>(largest[launch.when.of], launch.when.high);
+        largest[launch.when.of] = static_cast<int32_t>(most);
+    }
+    return largest;
+}
+
 }  // namespace
+
+uint64_t scratch_bytes(const Program& program, const Gpu& gpu) {
+    constexpr int64_t kMost = int64_t{1} << 40;
+    int64_t most = 0;
+    for (const std::vector<Step>* steps : {&program.steps, &program.sampling}) {
+        for (const Step& step : *steps) {
+            for (const Launch& launch : step.launches) {
+                const auto kernel = static_cast<size_t>(launch.kernel);
+                if (kernel >= program.kernels.size()) continue;  // launches are checked when prepared
+                const Counts largest = largest_counts(program, launch);
+                int64_t bytes = program.kernels[kernel].scratch_bytes;
+                for (const GridDim& dim : launch.grid) {
+                    if (dim.per < 1 || (dim.of != 0 && !is_symbol(dim.of))) continue;
+                    const int64_t blocks = grid_blocks(dim, largest, gpu.multiprocessors);
+                    if (__builtin_mul_overflow(bytes, blocks, &bytes) || bytes > kMost) {
+                        throw std::invalid_argument("kernel \"" + program.kernels[kernel].name +
+                                                    "\" needs more scratch memory than any device has");
+                    }
+                }
+                most = std::max(most, bytes);
+            }
+        }
+    }
+    return static_cast<uint64_t>(most);
+}
 
 LaunchList::LaunchList(const Program& program, std::span<const Step> steps, std::string name,
                        const FixedAddresses& fixed, StepArguments& arguments, const KernelSet& kernels,
@@ -65,7 +100,6 @@ LaunchList::LaunchList(const Program& program, std::span<const Step> steps, std:
       name_(std::move(name)),
       arguments_(arguments),
       multiprocessors_(gpu.multiprocessors) {
-    constants_.push_back(0);  // what hidden pointers are given
     for (size_t i = 0; i < steps.size(); ++i) {
         if (steps[i].launches.empty()) {
             throw std::invalid_argument(name_ + "[" + std::to_string(i) + "] (" + steps[i].kernel +
@@ -105,8 +139,7 @@ void LaunchList::add(int step, const Launch& launch, const FixedAddresses& fixed
         add_argument(launch.args[i], kernel.params[i], fixed, where + ", argument " + std::to_string(i));
     }
     for (int i = 0; i < kernel.hidden_pointers; ++i) {
-        constant_parameters_.push_back(parameters_.size());
-        parameters_.push_back(nullptr);
+        add_constant(i == 0 && kernel.scratch_bytes > 0 ? fixed.scratch : 0);
     }
     launches_.push_back(prepared);
 }
@@ -117,11 +150,6 @@ void LaunchList::add_argument(const Arg& arg, Kernel::Param param, const FixedAd
         throw std::invalid_argument(where + " is of type " + param_text(param_of(arg.kind)) +
                                     "; the kernel's parameter is " + param_text(param));
     }
-    const auto constant = [this](uint64_t bits) {
-        constant_parameters_.push_back(parameters_.size());
-        parameters_.push_back(reinterpret_cast<void*>(constants_.size()));
-        constants_.push_back(bits);
-    };
     const auto index = [&](size_t count, const char* what) {
         if (arg.index < 0 || static_cast<size_t>(arg.index) >= count) {
             throw std::invalid_argument(where + " names " + what + " " + std::to_string(arg.index) + " of " +
@@ -135,12 +163,12 @@ void LaunchList::add_argument(const Arg& arg, Kernel::Param param, const FixedAd
             if (const auto input = input_of(program_.values[value])) {
                 parameters_.push_back(&arguments_.inputs[static_cast<size_t>(*input)]);
             } else {
-                constant(fixed.values[value]);
+                add_constant(fixed.values[value]);
             }
             break;
         }
         case Arg::Kind::kWeight:
-            constant(fixed.weights[index(program_.weights.size(), "weight")]);
+            add_constant(fixed.weights[index(program_.weights.size(), "weight")]);
             break;
         case Arg::Kind::kInput:
             parameters_.push_back(&arguments_.inputs[index(kNumInputs, "step input")]);
@@ -156,15 +184,21 @@ void LaunchList::add_argument(const Arg& arg, Kernel::Param param, const FixedAd
             parameters_.push_back(&arguments_.counts[arg.index]);
             break;
         case Arg::Kind::kI32:
-            constant(static_cast<uint32_t>(static_cast<int32_t>(arg.index)));
+            add_constant(static_cast<uint32_t>(static_cast<int32_t>(arg.index)));
             break;
         case Arg::Kind::kI64:
-            constant(static_cast<uint64_t>(arg.index));
+            add_constant(static_cast<uint64_t>(arg.index));
             break;
         case Arg::Kind::kF32:
-            constant(std::bit_cast<uint32_t>(arg.number));
+            add_constant(std::bit_cast<uint32_t>(arg.number));
             break;
     }
+}
+
+void LaunchList::add_constant(uint64_t bits) {
+    constant_parameters_.push_back(parameters_.size());
+    parameters_.push_back(reinterpret_cast<void*>(constants_.size()));
+    constants_.push_back(bits);
 }
 
 void LaunchList::check_grid(const Launch& launch, const std::string& where) const {
@@ -175,11 +209,7 @@ void LaunchList::check_grid(const Launch& launch, const std::string& where) cons
     if (launch.when.of != 0 && !is_symbol(launch.when.of)) {
         throw std::invalid_argument(where + ": its condition is on no symbol");
     }
-    Counts largest = counts_at_limits(program_);
-    if (launch.when.of != 0) {
-        const int64_t most = std::min<int64_t>(largest[launch.when.of], launch.when.high);
-        largest[launch.when.of] = static_cast<int32_t>(most);
-    }
+    const Counts largest = largest_counts(program_, launch);
     for (size_t i = 0; i < launch.grid.size(); ++i) {
         const GridDim& dim = launch.grid[i];
         if ((dim.of != 0 && !is_symbol(dim.of)) || dim.per < 1 || dim.times < 1 || dim.per_sm < 0) {

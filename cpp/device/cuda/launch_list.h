@@ -26,7 +26,12 @@ struct StepArguments {
 struct FixedAddresses {
     std::vector<Address> values;
     std::vector<Address> weights;
+    Address scratch = 0;  // of scratch_bytes()
 };
+
+// Device memory that kernels want beside their arguments: for the largest grid of each launch. Launches run
+// one after the other, so one buffer serves all.
+[[nodiscard]] uint64_t scratch_bytes(const Program& program, const Gpu& gpu);
 
 class LaunchList {
 public:
@@ -60,6 +65,7 @@ private:
     void add(int step, const Launch& launch, const FixedAddresses& fixed, const KernelSet& kernels);
     void add_argument(const Arg& arg, Kernel::Param param, const FixedAddresses& fixed,
                       const std::string& where);
+    void add_constant(uint64_t bits);
     void check_grid(const Launch& launch, const std::string& where) const;
     [[nodiscard]] std::string describe(int step, int kernel) const;
     [[noreturn]] void fail(const Driver& driver, const Prepared& launch, Result result) const;

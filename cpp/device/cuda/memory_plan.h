@@ -12,10 +12,11 @@ namespace castiron::cuda {
 struct MemoryPlan {
     uint64_t weights = 0;
     uint64_t arena = 0;
+    uint64_t scratch = 0;  // of kernels
     uint64_t inputs = 0;
     uint64_t kv_block = 0;  // of one block, over all layers
 
-    [[nodiscard]] uint64_t fixed() const { return weights + arena + inputs; }
+    [[nodiscard]] uint64_t fixed() const { return weights + arena + scratch + inputs; }
 };
 
 // "1.5 GiB", "12.0 MiB", "300 B".
