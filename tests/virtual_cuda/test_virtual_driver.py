@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
-from castiron.engines.program import Kernel, Program
+from castiron.engines.program import Kernel, Limits, Program
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from virtual_driver import VirtualDriver
@@ -135,7 +135,11 @@ def program(images: dict[str, bytes]) -> tuple[Program, dict[str, bytes]]:
         )
         for name in images
     ]
-    return Program.model_construct(kernels=kernels), images
+    limits = Limits(max_batch_size=1, max_num_tokens=1, max_logit_rows=1, max_seq_len=1)
+    bare: dict[str, Any] = {key: [] for key in ("values", "weights", "steps", "sampling", "kv_layers")}
+    return Program.model_construct(
+        kernels=kernels, limits=limits, vocab_size=1, prefill_tile=16, **bare
+    ), images
 
 
 def started(cc: int, images: dict[str, bytes], **options: int) -> tuple[VirtualDriver, Cuda]:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import importlib
 import inspect
 import struct
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton.language as tl
 from castiron.engines.program import Kernel, Program
-from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 from virtual_driver import Launch, VirtualDriver, image_hash
+from virtual_language import as_python, interpret_for_good
 from virtual_memory import AccessChecker, checking
+from virtual_operands import Operands
 
-sys.path.append(str(Path(__file__).parents[1] / "plugins" / "cuda"))
-from interpret import interpreting, rewritten
-
-_FORMATS = {"i32": "<i", "i64": "<q", "f32": "<f"}
+_FORMATS = {"ptr": "<Q", "i32": "<i", "i64": "<q", "f32": "<f"}
+_NUMPY = {"ptr": np.uint64, "i32": np.int32, "i64": np.int64, "f32": np.float32}
 _SIZES = {"ptr": 8, "i32": 4, "i64": 8, "f32": 4}
 
 
@@ -33,6 +30,8 @@ class _Known:
     """A kernel of a program: the Python function behind it and the names of its run-time parameters."""
 
     kernel: Kernel
+    index: int
+    operands: Operands
     function: Any
     names: tuple[str, ...]
     constants: dict[str, Any]
@@ -49,12 +48,14 @@ class Interpreter:
         self._driver = driver
         self._known: dict[tuple[int, str], _Known] = {}
         self.launches: Counter[str] = Counter()
+        interpret_for_good()
         driver.execute_with(self.run)
 
     def add_program(self, program: Program, images: Mapping[str, bytes]) -> None:
         """Learn the kernels of a program; ``images`` as of ``Engine.kernel_images``."""
-        for kernel in program.kernels:
-            known = _find(kernel)
+        operands = Operands(program)
+        for index, kernel in enumerate(program.kernels):
+            known = _find(kernel, index, operands)
             for entry in (kernel.image, kernel.ptx):
                 if entry:
                     self._known[image_hash(images[entry]), kernel.function] = known
@@ -66,21 +67,10 @@ class Interpreter:
             raise LookupError(f"no program that was added has kernel {launch.function} with this image")
         _check(known.kernel, launch)
         self.launches[known.kernel.name] += 1
-        args = {
-            name: _argument(type_name, kind, raw)
-            for name, type_name, kind, raw in zip(
-                known.names, known.kernel.types, known.kernel.params, launch.params, strict=False
-            )
-        }
-        pointers = {
-            name: int.from_bytes(raw, "little")
-            for name, kind, raw in zip(known.names, known.kernel.params, launch.params, strict=False)
-            if kind == "ptr"
-        }
-        _run_grid(self._driver, known, launch, args, pointers)
+        _run_grid(self._driver, known, launch)
 
 
-def _find(kernel: Kernel) -> _Known:
+def _find(kernel: Kernel, index: int, operands: Operands) -> _Known:
     module, _, name = kernel.source.partition(":")
     function = getattr(importlib.import_module(module), name)
     parameters = inspect.signature(function.fn).parameters
@@ -93,7 +83,7 @@ def _find(kernel: Kernel) -> _Known:
             f"kernel {kernel.name}: {len(kernel.params)} params, {len(kernel.types)} types, and "
             f"{kernel.source} has {len(names)} run-time parameters: {', '.join(names)}"
         )
-    return _Known(kernel, function, names, constants)
+    return _Known(kernel, index, operands, function, names, constants)
 
 
 def _check(kernel: Kernel, launch: Launch) -> None:
@@ -110,25 +100,30 @@ def _check(kernel: Kernel, launch: Launch) -> None:
             f"kernel {kernel.name}: launched with {threads} threads and {launch.shared_bytes} bytes of "
             f"shared memory; the program says {kernel.threads} and {kernel.shared_bytes}"
         )
-    for raw in launch.params[len(kernel.params) :]:
-        if any(raw):
-            raise ValueError(f"kernel {kernel.name}: a hidden pointer is not null")
+    hidden = [any(raw) for raw in launch.params[len(kernel.params) :]]
+    if hidden != [bool(kernel.scratch_bytes) and index == 0 for index in range(len(hidden))]:
+        raise ValueError(
+            f"kernel {kernel.name}: of its hidden pointers only the first may be set, and only with scratch memory"
+        )
 
 
-def _argument(type_name: str, kind: str, raw: bytes) -> Any:
+def _tensor(type_name: str, kind: str, number: int | float) -> Any:
     """A run-time argument as a tensor of the interpreter."""
-    if kind == "ptr":
-        pointer = tl.str_to_ty(type_name, None)
-        return tl.tensor(TensorHandle(np.frombuffer(raw, np.uint64).copy(), pointer), pointer)
-    scalar = tl.str_to_ty(type_name, None)
-    number = struct.unpack(_FORMATS[kind], raw)[0]
-    array = np.array([number], {"i32": np.int32, "i64": np.int64, "f32": np.float32}[kind])
-    return tl.tensor(TensorHandle(array, scalar), scalar)
+    element = tl.str_to_ty(type_name, None)
+    return tl.tensor(TensorHandle(np.array([number], _NUMPY[kind]), element), element)
 
 
-def _run_grid(
-    driver: VirtualDriver, known: _Known, launch: Launch, args: dict[str, Any], pointers: dict[str, int]
-) -> None:
+def _run_grid(driver: VirtualDriver, known: _Known, launch: Launch) -> None:
+    kinds = known.kernel.params
+    numbers = [struct.unpack(_FORMATS[k], raw)[0] for k, raw in zip(kinds, launch.params, strict=False)]
+    args = {
+        name: _tensor(type_name, kind, number)
+        for name, type_name, kind, number in zip(known.names, known.kernel.types, kinds, numbers, strict=True)
+    }
+    pointers = {
+        n: number for n, kind, number in zip(known.names, kinds, numbers, strict=True) if kind == "ptr"
+    }
+    regions = known.operands.regions(known.index, numbers)
     block = (0, 0, 0)
 
     def describe(address: int) -> str:
@@ -139,15 +134,11 @@ def _run_grid(
             where = f"byte {address - base} of argument {name}"
         return f"kernel {known.kernel.name}, block {block} of {launch.grid}: {where}"
 
-    function = rewritten(known.function).rewrite()
+    function = as_python(known.function)
     call = inspect.getcallargs(known.function.fn, **args, **known.constants)
-    with interpreting(), checking(AccessChecker(driver, describe)):
-        scope = interpreter._patch_lang(known.function.fn)
-        try:
-            interpreter_builder.set_grid_dim(*launch.grid)
-            # Backwards: a kernel must not depend on the order of its blocks, and GPUs start with the first.
-            for block in product(*(range(size - 1, -1, -1) for size in launch.grid)):
-                interpreter_builder.set_grid_idx(*block)
-                function(**call)
-        finally:
-            scope.restore()
+    with np.errstate(all="ignore"), checking(AccessChecker(driver, describe, regions)):
+        interpreter_builder.set_grid_dim(*launch.grid)
+        # Backwards: a kernel must not depend on the order of its blocks, and GPUs start with the first.
+        for block in product(*(range(size - 1, -1, -1) for size in launch.grid)):
+            interpreter_builder.set_grid_idx(*block)
+            function(**call)

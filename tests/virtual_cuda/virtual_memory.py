@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
 from virtual_driver import VirtualDriver
+from virtual_operands import Region
 
 
 class AccessChecker:
-    """Raises IndexError, with ``describe(address)``, for an access outside of live allocations."""
+    """Raises IndexError, with ``describe(address)``, for an access outside of live memory or ``regions``."""
 
-    def __init__(self, driver: VirtualDriver, describe: Callable[[int], str]) -> None:
+    def __init__(
+        self, driver: VirtualDriver, describe: Callable[[int], str], regions: Sequence[Region] | None
+    ) -> None:
         self._driver = driver
         self._describe = describe
+        self._regions = regions
 
     def check(self, verb: str, pointers: np.ndarray[Any, Any], mask: np.ndarray[Any, Any], size: int) -> None:
         """Check accesses of ``size`` bytes at the pointers whose lane is active."""
         active = pointers[np.broadcast_to(mask, pointers.shape)]
         if active.size == 0:
             return
+        self._check_allocations(verb, active, size)
+        if self._regions is None:
+            return
+        inside = np.zeros(active.shape, bool)
+        for region in self._regions:
+            inside |= region.holds(active, size)
+            if inside.all():
+                return
+        address = int(active[~inside][0])
+        raise IndexError(
+            f"{verb} of {size} bytes at 0x{address:x}, which belongs to no operand of the launch "
+            f"({np.sum(~inside)} lanes); {self._describe(address)}"
+        )
+
+    def _check_allocations(self, verb: str, active: np.ndarray[Any, Any], size: int) -> None:
         ranges = self._driver.live_ranges()
         low, high = int(active.min()), int(active.max())
         holder = int(np.searchsorted(ranges[:, 0], np.uint64(low), "right")) - 1
