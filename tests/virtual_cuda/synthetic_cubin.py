@@ -1,8 +1,7 @@
 """Cubins without machine code: what a driver reads of one to load and launch it.
 
-Tests of whole models on the virtual device run kernels in the interpreter, and need no compiler for that: with these
-in place of compiled kernels fifty model families build in seconds. What they hold is what the real ones hold, see
-test_synthetic_cubin.
+Tests of whole models on the virtual device run kernels in the interpreter, and need no compiler for that: with
+these in place of compiled kernels fifty model families build in a minute.
 """
 
 from __future__ import annotations
