@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from castiron.errors import BuildError
 
@@ -115,8 +116,17 @@ def load_plugin(path: str | Path) -> Plugin:
     defines no PLUGIN.
     """
     file = Path(path).absolute()
+    plugin = getattr(load_module(file), "PLUGIN", None)
+    if not isinstance(plugin, Plugin):
+        found = "nothing of that name" if plugin is None else f"a {type(plugin).__name__}"
+        raise BuildError(f"{file} must define PLUGIN = castiron.plugins.sdk.Plugin(...); found {found}")
+    return plugin
+
+
+def load_module(file: Path) -> ModuleType:
+    """Run a plugin file as a module of its own; raises BuildError as ``load_plugin`` does."""
     if not file.is_file():
-        raise BuildError(f"there is no plugin file {str(path)!r}")
+        raise BuildError(f"there is no plugin file {str(file)!r}")
     # Triton reads kernels' sources through their module, so it needs a name of its own in sys.modules.
     name = f"castiron_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -130,11 +140,7 @@ def load_plugin(path: str | Path) -> Plugin:
         raise BuildError(f"{file}: {error}") from None
     except Exception as error:
         raise BuildError(f"the plugin {file} cannot be loaded:\n{_own_lines(error, file)}") from error
-    plugin = getattr(module, "PLUGIN", None)
-    if not isinstance(plugin, Plugin):
-        found = "nothing of that name" if plugin is None else f"a {type(plugin).__name__}"
-        raise BuildError(f"{file} must define PLUGIN = castiron.plugins.sdk.Plugin(...); found {found}")
-    return plugin
+    return module
 
 
 def register(plugins: Sequence[Plugin], registry: Registry) -> dict[str, CustomOp]:

@@ -43,14 +43,15 @@ class _Task:
 
 @dataclass(frozen=True)
 class CompiledKernels:
-    """What compiling gave: programs with their kernels, images by entry of rank0.engine, and the count of
-    kernels that the cache already had.
+    """What compiling gave: programs with their kernels, images by entry of rank0.engine, the count of kernels
+    that the cache already had, and what is wrong with hot ones.
     """
 
     lowered: list[Lowered]
     images: dict[str, bytes]
     total: int
     from_cache: int
+    notes: tuple[str, ...]
 
 
 def count_kernels(lowered: Sequence[Lowered]) -> int:
@@ -64,10 +65,35 @@ def compile_kernels(
     """Compile every kernel of every target, side by side.
 
     ``advance`` is told how many more are done. Raises BuildError naming kernel and target when one does not
-    compile (with the compiler's words), does not fit the target, or is hot and badly compiled.
+    compile (with the compiler's words) or does not fit the target.
     """
-    cache = cache or KernelCache()
     tasks = _tasks(lowered)
+    found, from_cache = _compile_tasks(tasks, advance, cache or KernelCache())
+    images: dict[str, bytes] = {}
+    kernels: dict[tuple[str, int], Kernel] = {}
+    notes: list[str] = []
+    for task in tasks:
+        compiled = found[task.key]
+        kernels[task.target.name, task.number] = _kernel(task, compiled, images)
+        if weakness := _weakness(task, compiled):
+            notes.append(f"hot kernel {task.label}: {weakness}")
+    finished = [_with_kernels(one, kernels, images, advance) for one in lowered]
+    return CompiledKernels(finished, images, count_kernels(lowered), from_cache)
+
+
+def compile_requests(
+    requests: Sequence[KernelRequest], target: Target, cache: KernelCache | None = None
+) -> list[Compiled]:
+    """Compile kernels for one CUDA target, outside of a build; raises BuildError as ``compile_kernels``."""
+    tasks = [_task(target, number, request, _compilers()) for number, request in enumerate(requests)]
+    found, _ = _compile_tasks(tasks, lambda _: None, cache or KernelCache())
+    return [found[task.key] for task in tasks]
+
+
+def _compile_tasks(
+    tasks: Sequence[_Task], advance: Callable[[int], None], cache: KernelCache
+) -> tuple[dict[str, Compiled], int]:
+    """Compiled kernels by key, and how many tasks the cache served."""
     found: dict[str, Compiled] = {}
     missing: dict[str, _Task] = {}
     for task in tasks:
@@ -86,14 +112,9 @@ def compile_kernels(
         advance(1)
 
     compile_all([(task.job, task.label) for task in todo], done)
-    images: dict[str, bytes] = {}
-    kernels: dict[tuple[str, int], Kernel] = {}
     for task in tasks:
-        compiled = found[task.key]
-        _check(task, compiled)
-        kernels[task.target.name, task.number] = _kernel(task, compiled, images)
-    finished = [_with_kernels(one, kernels, images, advance) for one in lowered]
-    return CompiledKernels(finished, images, count_kernels(lowered), len(tasks) - len(missing))
+        _check(task, found[task.key])
+    return found, len(tasks) - len(missing)
 
 
 def _with_kernels(
@@ -135,9 +156,14 @@ def _tasks(lowered: Sequence[Lowered]) -> list[_Task]:
             if isinstance(request.kernel, HostKernel):
                 continue
             compilers = compilers or _compilers()
-            job, source_key = _job(request.kernel, target)
-            tasks.append(_Task(target, number, request, job, cache_key(job, source_key, compilers)))
+            tasks.append(_task(target, number, request, compilers))
     return tasks
+
+
+def _task(target: Target, number: int, request: KernelRequest, compilers: str) -> _Task:
+    assert not isinstance(request.kernel, HostKernel)
+    job, source_key = _job(request.kernel, target)
+    return _Task(target, number, request, job, cache_key(job, source_key, compilers))
 
 
 def _job(kernel: TritonKernel | CudaKernel, target: Target) -> tuple[TritonJob | CudaJob, str]:
@@ -205,18 +231,18 @@ def _check(task: _Task, compiled: Compiled) -> None:
             f"kernel {task.label} needs {shared:,} bytes of shared memory; a block has at most "
             f"{task.target.shared_bytes:,} there. Its tactic must choose smaller tiles or fewer stages"
         )
-    if not isinstance(task.request.kernel, TritonKernel) or not task.request.kernel.hot:
-        return
+
+
+def _weakness(task: _Task, compiled: Compiled) -> str:
+    """What makes a hot kernel slow, or "". No reason to fail a build: slow is better than none."""
+    kernel, used = task.request.kernel, compiled.resources
+    if not isinstance(kernel, TritonKernel) or not kernel.hot:
+        return ""
     if used["spills"]:
-        raise BuildError(
-            f"hot kernel {task.label} spills: {used['spills']} loads and stores of local memory at "
-            f"{used['registers']} registers. Its tactic must choose smaller tiles or more warps"
-        )
+        return f"spills: {used['spills']} loads and stores of local memory"
     if compiled.has_dot and not used["matrix_instructions"]:
-        raise BuildError(
-            f"hot kernel {task.label} multiplies matrices without matrix instructions; its tactic must "
-            "choose tiles and types that the matrix units take"
-        )
+        return "multiplies matrices without matrix instructions"
+    return ""
 
 
 def _name(request: KernelRequest, number: int) -> str:
@@ -236,6 +262,8 @@ def _kernel(task: _Task, compiled: Compiled, images: dict[str, bytes]) -> Kernel
             occupancy(task.target, compiled.resources["registers"], compiled.threads, shared), 4
         ),
     }
+    if weakness := _weakness(task, compiled):
+        resources["weakness"] = weakness
     is_triton = isinstance(kernel, TritonKernel)
     return Kernel(
         name=name,

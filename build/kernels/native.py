@@ -17,7 +17,7 @@ from ...plugins.launch import HostKernel
 INCLUDE: Final = Path(__file__).resolve().parents[2] / "plugins" / "include"
 #: The instruction set that every host engine may use (README): AVX2 with FMA.
 _FLAGS: Final = (
-    *("-shared", "-fPIC", "-O3", "-mavx2", "-mfma", "-std=c++20", "-fvisibility=hidden", "-Wall"),
+    *("-shared", "-fPIC", "-O3", "-mavx2", "-mfma", "-std=c++20", "-Wall"),
     "-DCASTIRON_PLUGIN_SOURCE",
 )
 _SECONDS: Final = 300.0

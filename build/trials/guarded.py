@@ -1,0 +1,57 @@
+"""Memory whose neighbourhood is forbidden: a kernel that leaves its operands dies of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any, Final
+
+import numpy as np
+
+_PAGE: Final = mmap.PAGESIZE
+_ALIGNMENT: Final = 16
+_CANARY: Final = 0xA5
+_READ, _WRITE, _NONE = 1, 2, 0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class GuardedBuffer:
+    """Bytes that end right before a forbidden page and begin behind one.
+
+    The start is a multiple of 16 bytes, so that up to 15 bytes between end and page stay open: they hold a
+    pattern, which ``intact`` checks. ``read_only`` memory is filled first and then locked.
+    """
+
+    def __init__(self, content: bytes, *, read_only: bool) -> None:
+        self.size = len(content)
+        room = -(-max(self.size, 1) // _ALIGNMENT) * _ALIGNMENT
+        pages = -(-room // _PAGE)
+        self._map = mmap.mmap(-1, (pages + 2) * _PAGE)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = base + (pages + 1) * _PAGE - room
+        self._slack = room - self.size
+        ctypes.memmove(self.address, content, self.size)
+        ctypes.memset(self.address + self.size, _CANARY, self._slack)
+        _protect(base, _PAGE, _NONE)
+        _protect(base + (pages + 1) * _PAGE, _PAGE, _NONE)
+        if read_only:
+            _protect(base + _PAGE, pages * _PAGE, _READ)
+
+    def content(self) -> bytes:
+        """The bytes as they are now."""
+        return ctypes.string_at(self.address, self.size)
+
+    def intact(self) -> bool:
+        """Whether nothing was written behind the end."""
+        return ctypes.string_at(self.address + self.size, self._slack) == bytes([_CANARY]) * self._slack
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A numpy view of the memory."""
+        raw = (ctypes.c_char * self.size).from_address(self.address)
+        return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def _protect(address: int, size: int, access: int) -> None:
+    if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(access)):
+        raise OSError(ctypes.get_errno(), "mprotect failed")
