@@ -1,7 +1,7 @@
 """Built-in tactics of the CUDA targets: Triton kernels, compiled ahead of time (docs/cuda-kernels.md)."""
 
 from ..tactic import Tactic
-from . import attention, elementwise, embedding, kv, linear, movement, norm, reduction, rope
+from . import attention, elementwise, embedding, kv, linear, movement, norm, reduction, rope, sampling
 
 TACTICS: tuple[Tactic, ...] = (
     *linear.TACTICS,
@@ -13,4 +13,5 @@ TACTICS: tuple[Tactic, ...] = (
     *rope.TACTICS,
     *kv.TACTICS,
     *attention.TACTICS,
+    *sampling.TACTICS,
 )

@@ -93,24 +93,39 @@ def stream_tile(target: Target, product: Product) -> StreamTile:
     # Not more than the inputs there are, and at least 16 for each warp's instruction.
     while chunk > 16 * warps and chunk >= 2 * product.k:
         chunk //= 2
-    return StreamTile(block_n, max(chunk // warps, 16), warps, stages)
+    block_k = max(chunk // warps, 16)
+    # More stages than steps would only take shared memory from other blocks.
+    stages = min(stages, 1 + -(-product.k // (block_k * warps)))
+    return StreamTile(block_n, block_k, warps, stages)
 
 
 def row_classes(target: Target, product: Product, max_rows: int) -> tuple[RowClass, ...]:
-    """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``; equal neighbours are merged."""
+    """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``.
+
+    A class that loses next to nothing with the tile of the one below joins it: one kernel less to compile.
+    """
     classes: list[RowClass] = []
     low = STREAM_ROWS + 1
     for end in (*_CLASS_ENDS, max_rows):
         high = min(end, max_rows)
         if high < low:
             continue
-        tile = _best(target, product, min(high, _MANY_ROWS), may_split=end in _CLASS_ENDS)
-        if classes and classes[-1].tile == tile:
-            classes[-1] = RowClass(classes[-1].low, high, tile)
+        rows = min(high, _MANY_ROWS)
+        tile = _best(target, product, rows, may_split=end in _CLASS_ENDS)
+        below = classes[-1].tile if classes else None
+        # Parts of K are summed through memory that holds every row of the class, so such a class stays small.
+        if below is not None and below.splits == 1 and _as_fast(target, product, rows, below, tile):
+            classes[-1] = RowClass(classes[-1].low, high, below)
         else:
             classes.append(RowClass(low, high, tile))
         low = high + 1
     return tuple(classes)
+
+
+def _as_fast(target: Target, product: Product, rows: int, tile: Tile, best: Tile) -> bool:
+    """Whether ``tile`` costs at most a tenth, or a quarter of a launch, more than the best one."""
+    allowed = 1.1 * seconds(target, product, rows, best) + _LAUNCH / 4
+    return seconds(target, product, rows, tile) <= allowed
 
 
 def seconds(target: Target, product: Product, rows: int, tile: Tile) -> float:
