@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -88,8 +89,8 @@ Outcome alone(const std::vector<int32_t>& prompt, const SamplingParams& params, 
 }
 
 struct Bench {
-    explicit Bench(const Limits& limits, EngineOptions options = {}) {
-        auto owned = std::make_unique<FakeDevice>(limits, kVocab);
+    explicit Bench(const Limits& limits, EngineOptions options = {}, bool on_device = false) {
+        auto owned = std::make_unique<FakeDevice>(limits, kVocab, on_device);
         device = owned.get();
         engine = std::make_unique<Engine>(std::move(owned), limits, kVocab, options);
     }
@@ -123,7 +124,8 @@ EngineStats idle_stats(const Engine& engine) {
 
 }  // namespace
 
-TEST_CASE("random schedules: every request ends, and says what it says alone") {
+TEST_CASE("random schedules: every request ends, and says what it says alone, whoever chooses the tokens") {
+    int64_t device_sampled_steps = 0;
     for (uint32_t seed = 0; seed < 120; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
@@ -133,7 +135,8 @@ TEST_CASE("random schedules: every request ends, and says what it says alone") {
         const Limits limits{pick(1, 9), pick(1, 60), pick(1, 9), pick(20, 200)};
         EngineOptions options;
         options.kv_cache_blocks = blocks_for_tokens(limits.max_seq_len) + pick(0, 12);
-        Bench bench(limits, options);
+        const bool on_device = seed % 2 == 1;
+        Bench bench(limits, options, on_device);
         struct Sent {
             std::vector<int32_t> prompt;
             SamplingParams params;
@@ -151,11 +154,13 @@ TEST_CASE("random schedules: every request ends, and says what it says alone") {
                 if (random() % 2 == 0) params.top_p = 0.8F;
                 if (random() % 3 == 0) params.repetition_penalty = 1.3F;
                 if (random() % 3 == 0) params.frequency_penalty = 0.5F;
+                if (random() % 3 == 0) params.presence_penalty = -0.5F;
+                if (random() % 3 == 0) params.min_p = 0.05F;
             }
             if (random() % 2 == 0) params.stop_token_ids = {pick(0, kVocab - 1), pick(0, kVocab - 1)};
             if (random() % 3 == 0) params.min_tokens = pick(0, params.max_tokens);
-            if (random() % 3 == 0) params.logprobs = pick(0, 3);
-            params.context_logits = random() % 5 == 0;
+            if (random() % 3 == 0) params.logprobs = random() % 20 == 0 ? kMaxDeviceLogprobs + 1 : pick(0, 3);
+            params.context_logits = random() % (on_device ? 40 : 5) == 0;
             const auto prompt = random_prompt(random, pick(1, limits.max_seq_len - 1));
             const RequestId id = bench.engine->submit(prompt, params);
             sent[id] = {prompt, params};
@@ -182,6 +187,19 @@ TEST_CASE("random schedules: every request ends, and says what it says alone") {
             CHECK(outcome.reason == expected.reason);
             CHECK(outcome.stop_token == expected.stop_token);
             CHECK(outcome.logprobs.size() == (request.params.logprobs >= 0 ? outcome.tokens.size() : 0));
+            std::vector<int32_t> history = request.prompt;
+            for (size_t i = 0; i < outcome.logprobs.size(); ++i) {
+                std::vector<float> raw(kVocab);
+                testing::hashed_logits(history, raw);
+                double sum = 0;
+                for (const float logit : raw) sum += std::exp(static_cast<double>(logit));
+                const auto token = static_cast<size_t>(outcome.tokens[i]);
+                // Single precision, against a sum of 61 terms.
+                CHECK(static_cast<double>(outcome.logprobs[i].logprob) ==
+                      doctest::Approx(static_cast<double>(raw[token]) - std::log(sum)).epsilon(1e-5));
+                CHECK(outcome.logprobs[i].top.size() == static_cast<size_t>(request.params.logprobs));
+                history.push_back(outcome.tokens[i]);
+            }
             CHECK((outcome.context_logits != nullptr) == request.params.context_logits);
             if (!outcome.context_logits) continue;
             std::vector<float> logits(kVocab);
@@ -199,7 +217,10 @@ TEST_CASE("random schedules: every request ends, and says what it says alone") {
         for (const int64_t finished : stats.requests_finished) ended += finished;
         CHECK(ended == stats.requests_submitted);
         CHECK(stats.device_failures == 0);
+        CHECK(stats.device_sampled_steps <= (on_device ? stats.steps : 0));
+        device_sampled_steps += stats.device_sampled_steps;
     }
+    CHECK(device_sampled_steps > 1000);
 }
 
 TEST_CASE("submitting, cancelling and polling from many threads loses nothing") {
@@ -307,18 +328,39 @@ TEST_CASE("a device that keeps failing makes the engine dead, and submit says so
     CHECK(bench.engine->poll(10s).empty());  // at once
 }
 
-TEST_CASE("logits that are not finite end their request alone") {
-    Bench bench({4, 64, 4, 200});
-    const std::vector<int32_t> poisoned = {1, 2, 3};
-    const std::vector<int32_t> healthy = {1, 2, 4};
-    bench.device->poisoned_history = poisoned;
+TEST_CASE("a lost device makes the engine dead at once: running and waiting requests end with the reason") {
+    Bench bench({1, 64, 1, 4000});
+    bench.device->delay = 1ms;
+    const std::vector<int32_t> prompt = {5, 6};
+    const RequestId running = bench.engine->submit(prompt, greedy(3000));
+    bench.engine->submit(prompt, greedy(3000));
     Outcomes outcomes;
-    const RequestId bad = bench.engine->submit(poisoned, greedy(5));
-    const RequestId good = bench.engine->submit(healthy, greedy(5));
+    while (outcomes[running].tokens.empty()) take(*bench.engine, outcomes, 1s);
+    bench.device->lost = true;
     finish_all(*bench.engine, outcomes, 2);
-    CHECK(outcomes[bad].reason == FinishReason::kError);
-    CHECK(outcomes[bad].error.find("not finite (NaN or infinity) at position 2") != std::string::npos);
-    CHECK(outcomes[good].tokens == alone(healthy, greedy(5), 200).tokens);
+    for (const auto& [id, outcome] : outcomes) {
+        CHECK(outcome.reason == FinishReason::kError);
+        CHECK(outcome.error == "the device is lost: the fake device was told to vanish");
+    }
+    CHECK_THROWS_WITH_AS(static_cast<void>(bench.engine->submit(prompt, greedy(1))),
+                         "the engine is dead: the device is lost: the fake device was told to vanish",
+                         EngineDeadError);
+}
+
+TEST_CASE("logits that are not finite end their request alone") {
+    for (const bool on_device : {false, true}) {
+        Bench bench({4, 64, 4, 200}, {}, on_device);
+        const std::vector<int32_t> poisoned = {1, 2, 3};
+        const std::vector<int32_t> healthy = {1, 2, 4};
+        bench.device->poisoned_history = poisoned;
+        Outcomes outcomes;
+        const RequestId bad = bench.engine->submit(poisoned, greedy(5));
+        const RequestId good = bench.engine->submit(healthy, greedy(5));
+        finish_all(*bench.engine, outcomes, 2);
+        CHECK(outcomes[bad].reason == FinishReason::kError);
+        CHECK(outcomes[bad].error.find("not finite (NaN or infinity) at position 2") != std::string::npos);
+        CHECK(outcomes[good].tokens == alone(healthy, greedy(5), 200).tokens);
+    }
 }
 
 TEST_CASE("shutdown cancels what runs and waits, and what is left can be polled") {

@@ -2,6 +2,7 @@
 // layout.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -182,6 +183,9 @@ TEST_CASE("graph sizes double to 8 and then grow by an eighth at most") {
     CHECK(graph_buckets(32) == std::vector<int>{1, 2, 4, 8, 16, 24, 32});
     const std::vector<int> many = graph_buckets(1024);
     CHECK(many.back() == 1024);
+    // Products change their tiles behind these sizes; a graph that is padded across one would round
+    // otherwise.
+    for (const int size : {16, 64, 256}) CHECK(std::find(many.begin(), many.end(), size) != many.end());
     CHECK(many.size() < 50);
     for (size_t i = 5; i < many.size(); ++i) CHECK(many[i] - many[i - 1] <= std::max(8, many[i - 1] / 8));
 }

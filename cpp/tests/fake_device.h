@@ -2,10 +2,13 @@
 // wrong block, position or row shows as another token.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <span>
 #include <stdexcept>
@@ -33,9 +36,61 @@ inline void hashed_logits(std::span<const int32_t> history, std::span<float> log
     }
 }
 
+// The token that device.h and docs/batching.md define for a row, by full sorts in double.
+inline SampledRows::Row choose_token(std::span<const float> logits, const RowSampling& sampling,
+                                     std::span<const LogitEdit> edits, int row) {
+    std::vector<double> x(logits.begin(), logits.end());
+    for (const double logit : x) {
+        if (std::isnan(logit)) return {-1, 1};
+    }
+    for (const LogitEdit& edit : edits) {
+        if (edit.row != row) continue;
+        double& logit = x[static_cast<size_t>(edit.token)];
+        if (edit.count < 0) {
+            logit = -std::numeric_limits<double>::infinity();
+            continue;
+        }
+        const auto repetition = static_cast<double>(sampling.repetition);
+        logit = logit > 0 ? logit / repetition : logit * repetition;
+        if (edit.count > 0)
+            logit -=
+                static_cast<double>(sampling.frequency) * edit.count + static_cast<double>(sampling.presence);
+    }
+    std::vector<int32_t> order(x.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return x[static_cast<size_t>(a)] > x[static_cast<size_t>(b)];
+    });
+    if (sampling.temperature == 0) return {order[0], 0};
+    const double most = x[static_cast<size_t>(order[0])];
+    const auto weight = [&](int32_t id) {
+        return std::exp((x[static_cast<size_t>(id)] - most) / static_cast<double>(sampling.temperature));
+    };
+    if (sampling.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(sampling.top_k)));
+    double mass = 0;
+    for (const int32_t id : order) mass += weight(id);
+    double kept = 0;
+    size_t count = 0;
+    while (count < order.size() &&
+           (count == 0 || sampling.top_p >= 1 || kept < static_cast<double>(sampling.top_p) * mass)) {
+        if (weight(order[count]) < static_cast<double>(sampling.min_p) || weight(order[count]) == 0) break;
+        kept += weight(order[count++]);
+    }
+    order.resize(count);
+    if (sampling.top_k == 0) std::sort(order.begin(), order.end());  // the walk is by id
+    double passed = 0;
+    for (const int32_t id : order) {
+        passed += weight(id);
+        if (passed > static_cast<double>(sampling.uniform) * kept) return {id, 0};
+    }
+    return {order.back(), 0};
+}
+
 class FakeDevice : public Device {
 public:
-    FakeDevice(const Limits& limits, int vocab_size) : limits_(limits), vocab_size_(vocab_size) {
+    // on_device: it chooses tokens itself.
+    FakeDevice(const Limits& limits, int vocab_size, bool on_device = false)
+        : limits_(limits), vocab_size_(vocab_size), on_device_(on_device) {
         logits_.reserve(static_cast<size_t>(limits.max_logit_rows) * static_cast<size_t>(vocab_size));
     }
 
@@ -50,6 +105,7 @@ public:
     std::span<const float> forward(const Batch& batch) override {
         ++steps;
         if (delay.count() > 0) std::this_thread::sleep_for(delay);
+        if (lost) throw DeviceLostError("the fake device was told to vanish");
         if (failures > 0) {
             --failures;
             throw std::runtime_error("the fake device was told to fail");
@@ -71,7 +127,39 @@ public:
         return logits_;
     }
 
-    std::atomic<int> failures{0};  // so many of the next steps throw
+    bool samples() const override { return on_device_; }
+    SampledRows forward_and_sample(const Batch& batch, const SamplingBatch& sampling) override {
+        const auto vocab = static_cast<size_t>(vocab_size_);
+        const auto logits = forward(batch);
+        require(sampling.rows.size() == batch.logit_rows.size(), "one entry of sampling for each row");
+        sampled_.clear();
+        top_ids_.assign(sampling.rows.size() * kMaxDeviceLogprobs, -1);
+        top_logprobs_.assign(sampling.rows.size() * (1 + kMaxDeviceLogprobs), 0.0F);
+        for (size_t row = 0; row < sampling.rows.size(); ++row) {
+            const auto x = logits.subspan(row * vocab, vocab);
+            sampled_.push_back(choose_token(x, sampling.rows[row], sampling.edits, static_cast<int>(row)));
+            if (sampling.rows[row].num_logprobs < 0) continue;
+            double sum = 0;
+            for (const float logit : x) sum += std::exp(static_cast<double>(logit));
+            const auto logprob = [&](int32_t id) {
+                return static_cast<float>(static_cast<double>(x[static_cast<size_t>(id)]) - std::log(sum));
+            };
+            std::vector<int32_t> order(vocab);
+            std::iota(order.begin(), order.end(), 0);
+            std::stable_sort(order.begin(), order.end(),
+                             [&](int32_t a, int32_t b) { return logprob(a) > logprob(b); });
+            float* to = &top_logprobs_[row * (1 + kMaxDeviceLogprobs)];
+            to[0] = sampled_.back().token >= 0 ? logprob(sampled_.back().token) : 0.0F;
+            for (int i = 0; i < sampling.rows[row].num_logprobs; ++i) {
+                top_ids_[row * kMaxDeviceLogprobs + static_cast<size_t>(i)] = order[static_cast<size_t>(i)];
+                to[1 + i] = logprob(order[static_cast<size_t>(i)]);
+            }
+        }
+        return {sampled_, top_ids_, top_logprobs_};
+    }
+
+    std::atomic<bool> lost{false};  // every step throws that the device is lost
+    std::atomic<int> failures{0};   // so many of the next steps throw
     std::atomic<int> steps{0};
     std::chrono::microseconds delay{0};
     std::vector<int32_t> poisoned_history;  // logits after this history are NaN
@@ -132,6 +220,10 @@ private:
     std::vector<int32_t> cache_;
     std::vector<int32_t> history_;
     std::vector<float> logits_;
+    bool on_device_;
+    std::vector<SampledRows::Row> sampled_;
+    std::vector<int32_t> top_ids_;
+    std::vector<float> top_logprobs_;
 };
 
 }  // namespace castiron::testing
