@@ -1,4 +1,3 @@
-# ruff: noqa: N803, N806  (Triton's compile-time constants are upper-case parameters)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, import-untyped"
 """Split-KV attention of sequences with one query row, and the reduction of its parts (Flash-Decoding)."""
 

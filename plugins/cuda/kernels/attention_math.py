@@ -1,4 +1,3 @@
-# ruff: noqa: N803  (Triton's compile-time constants are upper-case parameters)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, import-untyped"
 """What prefill and decode attention share: from products of queries and keys to weights and their sums."""
 

@@ -1,4 +1,3 @@
-# ruff: noqa: N803, N806  (Triton's compile-time constants are upper-case parameters)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, import-untyped"
 """Flash attention of tiles of queries over the paged cache (Dao et al., FlashAttention-2, 2023)."""
 

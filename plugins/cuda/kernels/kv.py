@@ -1,4 +1,3 @@
-# ruff: noqa: N803  (Triton's compile-time constants are upper-case parameters)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, import-untyped"
 """Stores into the paged cache: blocks of 32 tokens, inside a layer's part ``[kv_head][32][width]``."""
 

@@ -1,4 +1,3 @@
-# ruff: noqa: N803, N806  (Triton's compile-time constants are upper-case parameters)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, import-untyped"
 """Rotary embedding, alone or with the store of keys and values into the paged cache."""
 

@@ -1,4 +1,4 @@
-"""Steps over a paged cache for tests: packed sequences, their step inputs, a pool full of NaN but for them."""
+"""Steps over a paged cache for tests: packed sequences, step inputs, a pool that is NaN but for them."""
 
 from __future__ import annotations
 
