@@ -27,8 +27,7 @@ def offset_of(index, n, RANK: tl.constexpr, SIZES: tl.constexpr, STRIDES: tl.con
     """Where an operand with STRIDES has the element of flat ``index`` over SIZES."""
     offset = index * 0
     rest = index
-    for step in tl.static_range(RANK):
-        axis: tl.constexpr = RANK - 1 - step
+    for axis in tl.static_range(RANK - 1, -1, -1):
         if axis == 0:
             coordinate = rest
         else:
