@@ -16,7 +16,9 @@ from castiron.errors import BuildError
 from ..engines import EngineWriter, Limits, MemoryRow, Verification, open_engine
 from ..engines.golden import make_golden
 from ..engines.writer import check_output_dir
+from ..graph.custom import check_custom_ops
 from ..plugins import default_registry
+from ..plugins.sdk import Plugin, load_plugin, register
 from . import estimate
 from .gpus import present_gpus
 from .identity import golden_ids, model_identity, parameter_count, special_tokens
@@ -61,6 +63,7 @@ def build(
 
 
 def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phases: Phases) -> BuildReport:
+    plugins = [load_plugin(path) for path in options.plugins]
     with phases("import transformers"):
         limits = resolve_limits(options, checkpoint.hf_config)
     with phases("capture graph"):
@@ -68,10 +71,11 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
 
         captured = capture(checkpoint, max_seq_len=limits.max_seq_len)
     with phases("rewrite graph"):
-        model, passes = _rewrite(captured.model, limits, options)
+        model, passes = _rewrite(captured.model, limits, options, plugins)
     with phases("lower"):
         targets = options.resolved_targets()
         registry, pool = default_registry(targets), WeightPool(WeightGraph(model))
+        check_custom_ops(model, register(plugins, registry))
         lowered = [lower(model, target, limits, options.dtype, registry, pool) for target in targets]
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]
     notes = [*checkpoint.notes, *captured.report.notes, *ignored]
@@ -111,11 +115,12 @@ def _decisions(lowered: list[Lowered]) -> tuple[dict[str, str], ...]:
 
 
 def _rewrite(
-    model: onnx.ModelProto, limits: Limits, options: BuildOptions
+    model: onnx.ModelProto, limits: Limits, options: BuildOptions, plugins: list[Plugin]
 ) -> tuple[onnx.ModelProto, list[PassReport]]:
     from ..graph.passes import PassContext, run_passes
 
-    return run_passes(model, PassContext(limits.max_seq_len), options.dump_graph)
+    patterns = tuple(pattern for plugin in plugins for pattern in plugin.patterns)
+    return run_passes(model, PassContext(limits.max_seq_len, patterns), options.dump_graph)
 
 
 def _plan(checkpoint: Checkpoint, lowered: list[Lowered], limits: Limits, options: BuildOptions) -> BuildPlan:
@@ -221,7 +226,11 @@ def _compile(
         "choice": f"{count - done.from_cache} compiled, {done.from_cache} from the cache",
         "why": "compiled ahead of time for every target",
     }
-    return done.lowered, replace(report, decisions=(*report.decisions, decision))
+    for note in done.notes:
+        phases.progress.note(note)
+    return done.lowered, replace(
+        report, decisions=(*report.decisions, decision), notes=(*report.notes, *done.notes)
+    )
 
 
 def _memory_rows(lowered: list[Lowered], writer: EngineWriter) -> list[MemoryRow]:
@@ -261,7 +270,8 @@ def _golden(checkpoint: Checkpoint, vocab_size: int, limits: Limits) -> dict[str
 def _verify(path: Path, options: BuildOptions, phases: Phases) -> Verification:
     from ..runtime.verify import verify
 
-    result = verify(open_engine(path), num_threads=options.num_threads)
+    # The plugins are those that the user has just named.
+    result = verify(open_engine(path), num_threads=options.num_threads, trust_plugins=True)
     if not result.passed:
         raise BuildError(
             "the engine does not reproduce the source model, so it was not written: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 
@@ -13,7 +14,8 @@ from ..engines.cuda_layout import kv_layout
 from ..engines.program import PROGRAM_FORMAT, KvLayer, Limits, Program, Step, WeightDType
 from ..engines.symbols import largest_counts
 from ..graph import ops as names
-from ..plugins import TARGETS, Context, Lowering, Op, Registry, default_registry
+from ..plugins import TARGETS, Context, Lowering, Op, Operand, Registry, default_registry
+from ..plugins.tactic import SAMPLE
 from .launches import KernelRequest, LaunchTable
 from .memory import MemoryPlan, memory_plan
 from .operands import GraphView
@@ -28,6 +30,13 @@ WEIGHT_DTYPES: dict[str, WeightDType] = {"float32": "f32", "bfloat16": "bf16", "
 #: Rows of a query tile of prefill attention (symbol P): as many as keep the matrix units of every
 #: architecture busy while a tile and two stages of keys and values fit 99 KB of shared memory.
 PREFILL_TILE = 64
+
+#: Values that the runtime reads after sampling: name, dtype, columns.
+_SAMPLED: tuple[tuple[str, Literal["f32", "i32"], int], ...] = (
+    ("sampled", "i32", 2),
+    ("sample_top_ids", "i32", 20),
+    ("sample_top_logprobs", "f32", 21),
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,8 @@ def lower(
         kv_layout(layers) if on_gpu else None,
         PREFILL_TILE if on_gpu else 0,
     )
-    chooser = _Chooser(registry or default_registry((target,)), context)
+    registry = registry or default_registry((target,))
+    chooser = _Chooser(registry, context)
     weights = WeightTable(pool or WeightPool(WeightGraph(model)), half, context.target.family)
     steps = StepList(graph.inputs(), names.LOGITS, weights, chooser, inputs_in_arena=not on_gpu)
     halves = half_values(ops, (names.LOGITS,)) if on_gpu else set()
@@ -109,11 +119,27 @@ def lower(
         _check_table_length(op, limits)
         stored = with_storage(op, halves, half)
         steps.append(stored, chooser(stored))
-    steps.finish()
-    vocab_size = _vocab_size(steps.placed(names.LOGITS).shape)
+    first_of_sampling, vocab_size = len(steps.calls), _vocab_size(steps)
+    results = _SAMPLED if registry.implements(SAMPLE, context.target.family) else ()
+    if results:
+        rows = [Operand(name, (names.ROWS, width), dtype) for name, dtype, width in results]
+        op = Op(SAMPLE, (Operand(names.LOGITS, (names.ROWS, vocab_size)),), tuple(rows))
+        steps.append(op, chooser(op))
+    steps.finish([name for name, _, _ in results])
     planned = steps.plan(largest_counts(limits, vocab_size, context.prefill_tile))
     sources = weights.finish()
     launches = LaunchTable(steps, weights)
+    resolved = [
+        Step(
+            kernel=call.kernel,
+            inputs=list(call.inputs),
+            weights=[weights.name_of(use) for use in call.weights],
+            outputs=list(call.outputs),
+            attrs=dict(call.attrs),
+            launches=launches.of(call),
+        )
+        for call in steps.calls
+    ]
     program = Program(
         format=PROGRAM_FORMAT,
         target=target,
@@ -122,17 +148,8 @@ def lower(
         arena_bytes=planned.arena_bytes,
         values=planned.values,
         weights=[source.weight for source in sources.values()],
-        steps=[
-            Step(
-                kernel=call.kernel,
-                inputs=list(call.inputs),
-                weights=[weights.name_of(use) for use in call.weights],
-                outputs=list(call.outputs),
-                attrs=dict(call.attrs),
-                launches=launches.of(call),
-            )
-            for call in steps.calls
-        ],
+        steps=resolved[:first_of_sampling],
+        sampling=resolved[first_of_sampling:],
         kv_layers=layers,
         prefill_tile=context.prefill_tile,
     )
@@ -140,7 +157,8 @@ def lower(
     return Lowered(program, sources, memory, chooser.decisions, launches.requests)
 
 
-def _vocab_size(shape: Sequence[int | str]) -> int:
+def _vocab_size(steps: StepList) -> int:
+    shape = steps.placed(names.LOGITS).shape
     if len(shape) == 2 and shape[0] == names.ROWS and isinstance(shape[1], int):
         return shape[1]
     raise BuildError(f"the graph's logits have shape {list(shape)}; expected [N, vocab]")

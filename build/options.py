@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +46,7 @@ class BuildOptions:
         overwrite: replace an engine that is already there.
         dry_run: stop after the plan; nothing is written.
         dump_graph: folder for the graph after every pass.
+        plugins: plugin files, in the order of their patterns (docs/plugins.md).
         num_threads: threads of the comparison at the end.
     """
 
@@ -59,6 +61,7 @@ class BuildOptions:
     overwrite: bool = False
     dry_run: bool = False
     dump_graph: Path | None = None
+    plugins: tuple[Path, ...] = ()
     num_threads: int | None = None
 
     def check(self) -> None:
@@ -67,12 +70,7 @@ class BuildOptions:
         if not self.targets:
             raise BuildError(f"no target given; expected one or more of {', '.join(known)}")
         for target in self.targets:
-            if target not in known:
-                close = difflib.get_close_matches(target, known, 1, 0.5)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise BuildError(
-                    f"unknown target {target!r}; this castiron builds for {', '.join(known)}{hint}"
-                )
+            check_target(target, known)
         if self.dtype not in DTYPES:
             raise BuildError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
         self._check_dtype()
@@ -105,6 +103,14 @@ class BuildOptions:
         if self.ptx and any(TARGETS[target].family == "cuda" for target in named):
             named.append(FALLBACK)
         return tuple(dict.fromkeys(named))
+
+
+def check_target(target: str, known: Sequence[str] = tuple(TARGETS)) -> None:
+    """Raise BuildError for a target that castiron does not know, with the one that was probably meant."""
+    if target not in known:
+        close = difflib.get_close_matches(target, known, 1, 0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise BuildError(f"unknown target {target!r}; this castiron builds for {', '.join(known)}{hint}")
 
 
 def context_length(hf_config: Any) -> int | None:

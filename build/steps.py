@@ -53,7 +53,7 @@ class StepList:
     ) -> None:
         self.calls: list[Call] = []
         self._inputs = [operand.name for operand in inputs]
-        self._output = output
+        self._outputs = [output]
         self._weights = weights
         self._copier = copier
         self._inputs_in_arena = inputs_in_arena
@@ -73,18 +73,25 @@ class StepList:
             else:
                 self._call(action, new)
 
-    def finish(self) -> None:
-        """Check the output and let kernels that may work in place do so."""
-        value = self._values.get(self._output)
-        if value is None:
-            raise BuildError(f"no step computes {self._output!r}")
-        if value.base is not None:
-            raise BuildError(f"{self._output!r} is a view on {value.base!r}; expected a value of its own")
+    def finish(self, results: Sequence[str] = ()) -> None:
+        """Check the outputs and let kernels that may work in place do so.
+
+        ``results``: further values that are read when the program has run.
+        """
+        self._outputs += results
+        for name in self._outputs:
+            value = self._values.get(name)
+            if value is None:
+                raise BuildError(f"no step computes {name!r}")
+            if value.base is not None:
+                raise BuildError(f"{name!r} is a view on {value.base!r}; expected a value of its own")
         self._merged = list(range(self._storages))
         self._share_in_place()
 
     def placed(self, name: str) -> Placed:
-        """Where a value lies."""
+        """Where a value lies; raises BuildError when nothing computes it."""
+        if name not in self._values:
+            raise BuildError(f"no step computes {name!r}")
         return self._values[name]
 
     def row_stride(self, name: str) -> int:
@@ -127,7 +134,7 @@ class StepList:
 
     def _referenced(self) -> set[str]:
         """Values that a step names, and the bases of views among them; the rest were views in between."""
-        used = {self._output, *self._inputs}
+        used = {*self._outputs, *self._inputs}
         for call in self.calls:
             used.update(call.inputs)
             used.update(call.outputs)
@@ -197,7 +204,7 @@ class StepList:
         self.append(op, lowering)
 
     def _lifetimes(self) -> tuple[dict[int, int], dict[int, int]]:
-        """First and last step of each storage; graph inputs and the output live throughout their reach."""
+        """First and last step of each storage; graph inputs and the outputs live throughout their reach."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for index, call in enumerate(self.calls):
@@ -208,7 +215,8 @@ class StepList:
         for name in self._inputs:
             storage = self._merged[self._values[name].storage]
             first[storage], last[storage] = -1, len(self.calls)
-        last[self._merged[self._values[self._output].storage]] = len(self.calls)
+        for name in self._outputs:
+            last[self._merged[self._values[name].storage]] = len(self.calls)
         return first, last
 
     def _share_in_place(self) -> None:

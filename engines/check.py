@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NoReturn
 
 from castiron.errors import EngineError
 
-from .kernels import KERNELS, attr_fits
+from .check_launches import LaunchChecker, check_kernels
+from .kernels import KERNELS, NATIVE, attr_fits
 from .program import PROGRAM_FORMAT, Program, Step, Value, Weight
 from .symbols import largest_counts
 from .weights_file import ALIGNMENT, CODES, TensorEntry, layout_bytes
 
 _FED = {"token_ids": ("i32", ["T"]), "positions": ("i32", ["T"]), "logit_rows": ("i32", ["N"])}
+#: What sampling leaves for the runtime (docs/cuda-program.md, "Sampling"): dtype and columns.
+_SAMPLED = {"sampled": ("i32", 2), "sample_top_ids": ("i32", 20), "sample_top_logprobs": ("f32", 21)}
 _ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
 
 
-def check_program(program: Program, tensors: Mapping[str, TensorEntry]) -> None:
-    """Raise EngineError unless ``program`` is consistent in itself and with the tensors of the engine."""
-    _Checker(program).run(tensors)
+def check_program(program: Program, tensors: Mapping[str, TensorEntry], images: Collection[str] = ()) -> None:
+    """Raise EngineError unless ``program`` is consistent in itself, with the tensors of the engine and with
+    its kernels' images, given as names of entries.
+    """
+    _Checker(program).run(tensors, images)
 
 
 class _Checker:
@@ -27,9 +32,12 @@ class _Checker:
         self.program = program
         self.values: dict[str, Value] = {}
         self.on_gpu = program.target != "host"
-        self.most = largest_counts(program.limits, program.vocab_size, program.prefill_tile)
+        self.most: Mapping[str, int] = largest_counts(
+            program.limits, program.vocab_size, program.prefill_tile
+        )
+        self.launches = LaunchChecker(program, self.values, self.most, self.fail)
 
-    def run(self, tensors: Mapping[str, TensorEntry]) -> None:
+    def run(self, tensors: Mapping[str, TensorEntry], images: Collection[str]) -> None:
         program = self.program
         if program.format[0] != PROGRAM_FORMAT[0] or not 0 <= program.format[1] <= PROGRAM_FORMAT[1]:
             self.fail(
@@ -42,6 +50,7 @@ class _Checker:
         for value in program.values:
             self.check_place(value)
         self.check_weights(tensors)
+        check_kernels(program, images, self.fail)
         self.check_steps({weight.name for weight in program.weights})
 
     def check_weights(self, tensors: Mapping[str, TensorEntry]) -> None:
@@ -105,19 +114,7 @@ class _Checker:
             ready.add(name)
         for index, step in enumerate(self.program.steps):
             where = f"step {index} ({step.kernel[:40]!r})"
-            self.check_step(step, where)
-            for name in step.inputs:
-                if name not in ready and (
-                    self.values.get(name) is None or self.values[name].base not in ready
-                ):
-                    self.fail("{} reads {!r} before anything wrote it", where, name)
-            for name in step.weights:
-                if name not in weights:
-                    self.fail("{} reads unknown weight {!r}", where, name)
-            for name in step.outputs:
-                if name not in self.values or self.values[name].base is not None or name in _FED:
-                    self.fail("{} writes {!r}, which is unknown, a view or an input", where, name)
-                ready.add(name)
+            self.check_step(step, where, ready, weights)
         logits = self.values.get("logits")
         if (
             "logits" not in ready
@@ -126,11 +123,53 @@ class _Checker:
             or logits.shape != ["N", self.program.vocab_size]
         ):
             self.fail("must end in value 'logits' of float32 [N, {}]", self.program.vocab_size)
+        for index, step in enumerate(self.program.sampling):
+            where = f"sampling step {index} ({step.kernel[:40]!r})"
+            self.check_step(step, where, ready, weights, sampling=True)
+        if self.program.sampling:
+            self.check_sampled(ready)
 
-    def check_step(self, step: Step, where: str) -> None:
+    def check_sampled(self, ready: set[str]) -> None:
+        """The values that the runtime reads after sampling."""
+        for name, (dtype, width) in _SAMPLED.items():
+            value = self.values.get(name)
+            if name not in ready or value is None or value.dtype != dtype or value.shape != ["N", width]:
+                self.fail("must sample into value {!r} of {} [N, {}]", name, dtype, width)
+
+    def check_step(
+        self, step: Step, where: str, ready: set[str], weights: set[str], *, sampling: bool = False
+    ) -> None:
+        """Check one step, and add what it writes to ``ready``."""
+        if self.on_gpu:
+            self.launches.check(step, where, _FED, sampling=sampling)
+        elif sampling:
+            self.fail("{}: the host samples by itself", where)
+        else:
+            self.check_host_step(step, where)
+        for name in step.inputs:
+            value = self.values.get(name)
+            if value is None or (value.base or name) not in ready:
+                self.fail("{} reads {!r} before anything wrote it", where, name)
+        for name in step.weights:
+            if name not in weights:
+                self.fail("{} reads unknown weight {!r}", where, name)
+        for name in step.outputs:
+            if name not in self.values or self.values[name].base is not None or name in _FED:
+                self.fail("{} writes {!r}, which is unknown, a view or an input", where, name)
+            ready.add(name)
+
+    def check_host_step(self, step: Step, where: str) -> None:
+        if step.kernel == NATIVE:
+            if [len(launch.args) for launch in step.launches] != [0] or step.launches[0].kernel >= len(
+                self.program.kernels
+            ):
+                self.fail("{} must name one kernel of the engine's own", where)
+            return
         kernel = KERNELS.get(step.kernel)
         if kernel is None:
             self.fail("{} names a kernel that this castiron lacks. Rebuild the engine", where)
+        if step.launches:
+            self.fail("{} has launches, which a kernel of the runtime does without", where)
         for what in ("inputs", "weights", "outputs"):
             low, high = getattr(kernel, what)
             if not low <= len(getattr(step, what)) <= high:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = (int, float)
+#: A step of this name calls a kernel of a library that the engine carries (docs/plugins.md).
+NATIVE = "native"
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,13 @@ class Engine:
         """Read the code of a CUDA target: {entry as in ``Kernel.image`` or ``ptx``: bytes}; {} on host."""
         kernels = self.program(target).kernels
         names = dict.fromkeys(name for kernel in kernels for name in (kernel.image, kernel.ptx) if name)
-        return {name: self._container.read(name, MAX_IMAGE_BYTES) for name in names}
+        images = {name: self._container.read(name, MAX_IMAGE_BYTES) for name in names}
+        for name, image in images.items():
+            if not name.endswith(".ptx") and not image.startswith(b"\x7fELF"):
+                raise EngineError(
+                    f"{self.path}: {name} holds no machine code. Rebuild: {self.rebuild_command}"
+                )
+        return images
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Compare every byte of every file with the manifest's SHA-256; raises EngineError on the first
@@ -158,7 +164,7 @@ def open_engine(path: str | os.PathLike[str]) -> Engine:
             raise EngineError(f"{where}: the program for {target!r} contradicts config.json.")
         if program.vocab_size != manifest.special_tokens.vocab_size:
             raise EngineError(f"{where}: program and config.json disagree on the vocabulary size.")
-        check_program(program, entries)
+        check_program(program, entries, container.names)
         programs[target] = program
     generation: dict[str, Any] = {}
     if "generation_config.json" in manifest.files:

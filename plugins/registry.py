@@ -25,6 +25,10 @@ class Registry:
         self._names.add(tactic.name)
         self._tactics.setdefault((tactic.kind, tactic.family), []).append(tactic)
 
+    def implements(self, kind: str, family: str) -> bool:
+        """Whether any tactic is known for an op."""
+        return (kind, family) in self._tactics
+
     def candidates(self, op: Op, context: Context, tokens: int) -> list[Tactic]:
         """Tactics that accept the op, cheapest first for a step of ``tokens`` rows."""
         known = self._tactics.get((op.kind, context.target.family), [])

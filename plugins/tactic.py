@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: The op that lowering adds by itself: input 0 (perhaps a column view) as a contiguous value, perhaps of
 #: another shape of as many elements, perhaps of another dtype.
 COPY = "castiron.Copy"
+#: The op that lowering adds behind the graph where a target has a tactic for it: logits f32 [N, vocab] to
+#: sampled i32 [N, 2], top ids i32 [N, 20], top log-probabilities f32 [N, 21] (docs/cuda-program.md).
+SAMPLE = "castiron.Sample"
 ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
 
 Dim = int | str

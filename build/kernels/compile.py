@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from typing import Any, cast
 
 from castiron.errors import BuildError
@@ -78,7 +78,7 @@ def compile_kernels(
         if weakness := _weakness(task, compiled):
             notes.append(f"hot kernel {task.label}: {weakness}")
     finished = [_with_kernels(one, kernels, images, advance) for one in lowered]
-    return CompiledKernels(finished, images, count_kernels(lowered), from_cache)
+    return CompiledKernels(finished, images, count_kernels(lowered), from_cache, tuple(notes))
 
 
 def compile_requests(
@@ -201,13 +201,10 @@ def _job(kernel: TritonKernel | CudaKernel, target: Target) -> tuple[TritonJob |
 
 def _file_of(module: str) -> str:
     """Where a worker must load ``module`` from; "" for one that any process can import by name."""
-    loaded = sys.modules[module]
-    file = getattr(loaded, "__file__", None) or ""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    return "" if spec is not None and spec.origin == file and module != "__main__" else file
+    # Not importlib.util.find_spec: it finds what is in sys.modules, as a loaded plugin file is.
+    if module != "__main__" and PathFinder.find_spec(module.partition(".")[0]) is not None:
+        return ""
+    return getattr(sys.modules[module], "__file__", None) or ""
 
 
 def _compilers() -> str:

@@ -48,7 +48,11 @@ def test_large_batches_raise_the_token_budget() -> None:
             BuildOptions(max_batch_size=100_000, max_num_tokens=100_000),
             r"out of range: max_batch_size is 100000: [^\n]*65536$",
         ),
-        (BuildOptions(targets=("sm_90",)), "unknown target 'sm_90'"),
+        (BuildOptions(targets=("sm90",)), r"unknown target 'sm90'.*sm_80, .*did you mean sm_90\?"),
+        (BuildOptions(targets=("tpu",)), r"unknown target 'tpu'.*host, .*auto$"),
+        (BuildOptions(targets=("sm_90", "host"), dtype="float16"), "sm_90, host.*float16.*bfloat16"),
+        (BuildOptions(targets=("host",), dtype="float16"), "float16, which host does not"),
+        (BuildOptions(targets=("sm_80",), dtype="float32"), "float32, which the matrix units of sm_80"),
         (BuildOptions(targets=()), "no target given"),
         (BuildOptions(dtype="int8"), "unknown dtype 'int8'"),  # type: ignore[arg-type]
         (BuildOptions(verify="maybe"), "expected auto, always or never"),  # type: ignore[arg-type]
@@ -57,3 +61,20 @@ def test_large_batches_raise_the_token_budget() -> None:
 def test_what_cannot_work_is_refused(options: BuildOptions, message: str) -> None:
     with pytest.raises(BuildError, match=message):
         resolve_limits(options, MODEL)
+
+
+def test_ptx_for_later_architectures_rides_along_with_any_gpu() -> None:
+    def of(*targets: str, ptx: bool = True) -> tuple[str, ...]:
+        return BuildOptions(targets=targets, ptx=ptx).resolved_targets()
+
+    assert of("sm_90", "host") == ("sm_90", "host", "compute_80")
+    assert of("sm_90", "sm_80", "sm_90", ptx=False) == ("sm_90", "sm_80")
+    assert of("compute_80", "sm_90") == ("compute_80", "sm_90")
+    assert of("host") == ("host",)
+
+
+def test_auto_is_host_and_the_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("castiron.build.options.present_gpus", tuple)
+    assert BuildOptions(targets=("auto",)).resolved_targets() == ("host",)
+    monkeypatch.setattr("castiron.build.options.present_gpus", lambda: ("sm_90",))
+    assert BuildOptions(targets=("auto",)).resolved_targets() == ("host", "sm_90", "compute_80")

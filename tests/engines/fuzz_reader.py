@@ -49,7 +49,7 @@ _TEXTS = (
     "\0",
     "\ud800",
     "ü" * 300,
-    "1.0",
+    "1.1",
 )
 _ATOMS: tuple[Any, ...] = (*_NUMBERS, *_TEXTS, None, True, False, [], {}, [[]], [1, 2], {"a": 1})
 
