@@ -17,6 +17,14 @@ class EngineDeadError(RuntimeError):
 def cpu_features() -> dict[str, Any]:
     """What this machine can run: avx2, avx512, avx512vnni, avx512bf16 (bool), best isa (str), cpus (int)."""
 
+def cuda_probe() -> dict[str, Any]:
+    """The NVIDIA GPUs of this machine.
+
+    Returns driver (the CUDA version that it speaks, 13000 for 13.0; 0 where there is none), error (why there
+    are no devices, or ""), and devices: index, name, compute_capability (90 for 9.0), total_memory (bytes),
+    multiprocessors.
+    """
+
 class SamplingParams:
     """How the tokens of one request are chosen; all fields can be set."""
 
@@ -91,7 +99,7 @@ class Event:
         """[prompt_tokens, vocab_size], in one event, when the prompt is processed; if asked for."""
 
 class Engine:
-    """A program on the host device, and the thread that serves requests with it."""
+    """A program on the device of its target, and the thread that serves requests with it."""
 
     def __init__(
         self,
@@ -107,11 +115,14 @@ class Engine:
             weights_path: the safetensors file.
             tensors: for each weight (byte offset in the file, bytes).
             options: num_threads, kv_cache_blocks, max_batch_size, max_num_tokens, max_queue_size, vocab_limit
-                (ids from it on are never sampled), huge_pages (bool), isa (str); None or absent: chosen.
+                (ids from it on are never sampled); on host huge_pages (bool), isa (str); on CUDA kernel_images
+                ({entry of rank0.engine: bytes}), device_index (0), cuda_graphs (True), kv_cache_fraction (0.9
+                of the memory that is free after all else is reserved). None or absent: chosen.
 
         Raises:
             ValueError: anything that is not right, with what was found and what was expected.
-            MemoryError: the weights, the arena or the KV cache do not fit.
+            MemoryError: the weights, the arena or the KV cache do not fit. RuntimeError: the same on CUDA; no
+                driver, no device.
         """
 
     def submit(self, prompt: npt.NDArray[np.int32], params: SamplingParams) -> int:

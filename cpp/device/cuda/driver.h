@@ -46,9 +46,6 @@ enum class Result : int {
 };
 
 enum class Attribute : int {  // CUdevice_attribute
-    kMaxGridX = 5,
-    kMaxGridY = 6,
-    kMaxGridZ = 7,
     kMultiprocessors = 16,
     kMajor = 75,
     kMinor = 76,

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "device/batch_check.h"
 #include "device/device.h"
 #include "device/host/cpu.h"
 #include "device/host/kv_cache.h"
@@ -55,7 +56,7 @@ public:
     void copy_kv_block(int from, int to) override { kv_.copy_block(from, to); }
 
     [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
-        check(batch);
+        check_batch(batch, program_->limits, kv_.num_layers() > 0, kv_.num_blocks());
         const size_t tokens = batch.token_ids.size(), rows = batch.logit_rows.size();
         if (tokens == 0) return {};
         fill(token_ids_, batch.token_ids);
@@ -153,37 +154,6 @@ private:
     void fill(const Operand* to, std::span<const int32_t> from) {
         if (to != nullptr && !from.empty())
             std::memcpy(arena_.data() + to->offset, from.data(), from.size_bytes());
-    }
-
-    // The runtime is trusted to be right, but an index that is not would write into another request's cache.
-    void check(const Batch& batch) const {
-        const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
-        const Limits& limits = program_->limits;
-        const size_t tokens = batch.token_ids.size();
-        if (tokens > static_cast<size_t>(limits.max_num_tokens))
-            fail(std::to_string(tokens) + " tokens pass max_num_tokens");
-        if (batch.logit_rows.size() > static_cast<size_t>(limits.max_logit_rows)) fail("too many logit rows");
-        if (batch.positions.size() != tokens) fail("positions and token_ids differ in length");
-        for (const int32_t row : batch.logit_rows) {
-            if (row < 0 || static_cast<size_t>(row) >= tokens)
-                fail("logit row " + std::to_string(row) + " is out of range");
-        }
-        int64_t next = 0;
-        for (const SequenceSlice& s : batch.sequences) {
-            if (s.first_row != next || s.num_rows < 0) fail("sequences do not cover the rows in order");
-            next += s.num_rows;
-            const int64_t length = int64_t{s.start_position} + s.num_rows;
-            if (s.start_position < 0 || length > limits.max_seq_len) fail("a sequence passes max_seq_len");
-            if (kv_.num_layers() == 0) continue;
-            const int64_t blocks = (length + kBlockTokens - 1) / kBlockTokens;
-            if (static_cast<int64_t>(s.block_table.size()) < blocks) fail("a block table is too short");
-            for (int64_t b = 0; b < blocks; ++b) {
-                const int32_t block = s.block_table[static_cast<size_t>(b)];
-                if (block < 0 || block >= kv_.num_blocks())
-                    fail("KV block " + std::to_string(block) + " is outside the pool");
-            }
-        }
-        if (next != static_cast<int64_t>(tokens)) fail("sequences do not cover all rows");
     }
 
     std::shared_ptr<const Program> program_;
