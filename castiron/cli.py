@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("verify", "Compare an engine on this machine with its golden outputs."),
     "run": ("run", "Generate text with an engine."),
     "serve-engine": ("serve_engine", "Serve an engine over an OpenAI-compatible HTTP API."),
+    "plugin": ("plugin", "Work on plugins: custom ops, patterns and kernels."),
     "bench": ("bench", "Measure an engine's latency or throughput."),
 }
 #: Distributions that only `pip install castiron[build]` brings.
@@ -34,6 +35,8 @@ _BUILD_ONLY = (
     "safetensors",
     "gguf",
     "accelerate",
+    "onnxscript",
+    "triton",
 )
 
 

@@ -32,6 +32,7 @@ from .launch import (
     value,
     weight,
 )
+from .paged_step import PagedStep
 from .registry import Registry
 from .tactic import Call, Context, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
 from .targets import Target
@@ -48,6 +49,7 @@ __all__ = [
     "Lowering",
     "Op",
     "Operand",
+    "PagedStep",
     "Param",
     "Pattern",
     "Plugin",
@@ -77,6 +79,8 @@ class Example:
         shapes: of the operands, "T" and "N" allowed; None for an absent one.
         attributes: of the op.
         constant: indices of operands that are weights.
+        kv: (kv_heads, head_dim, v_head_dim) for an op that reads the cache: the trial then has a step of two
+            decoding sequences and a prefill chunk, and the reference gets it as ``step`` (a PagedStep).
         tolerance: largest |error| ≤ tolerance · max(1, largest |reference|), on float32 operands; on half
             operands their rounding (2⁻⁸ for bfloat16) is added.
     """
@@ -85,6 +89,7 @@ class Example:
     shapes: tuple[Shape | None, ...]
     attributes: dict[str, bool | int | float | str]
     constant: tuple[int, ...] = ()
+    kv: tuple[int, int, int] | None = None
     tolerance: float = 1e-5
 
 

@@ -32,6 +32,7 @@ class RuntimeOptions:
 
     Attributes:
         device: "auto" (a GPU that the engine has a program for, else the CPU), "host", "cuda" or "cuda:1".
+        trust_plugins: run machine code for the CPU that a plugin put into the engine.
         cuda_graphs: record decode steps once and replay them; None = yes, on a GPU.
         num_threads: compute threads of the CPU; default: the CPUs this process may use.
         max_batch_size: requests that run at once.
@@ -45,6 +46,7 @@ class RuntimeOptions:
     """
 
     device: str = "auto"
+    trust_plugins: bool = False
     cuda_graphs: bool | None = None
     num_threads: int | None = None
     max_batch_size: int | None = None
@@ -102,18 +104,25 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
     probe = module.cuda_probe() if asks and options.device != "host" else _NO_PROBE
     choice = choose_device(engine, options.device, probe)
     program = engine.program(choice.target)
+    if choice.gpu is None and program.kernels and not options.trust_plugins:
+        raise EngineError(
+            f"{engine.path} brings machine code of plugins for the CPU ({len(program.kernels)} kernels), "
+            "which could do anything that you can; if you trust whoever built it, allow it with "
+            "--trust-plugins (trust_plugins=True in Python)"
+        )
     given: dict[str, Any] = {
         "num_threads": options.num_threads,
         "max_batch_size": options.max_batch_size,
         "max_num_tokens": options.max_num_tokens,
         "kv_cache_blocks": _kv_cache_blocks(options, program),
     }
+    if program.kernels:
+        given["kernel_images"] = engine.kernel_images(choice.target)
     if choice.gpu is not None:
         given |= {
             "device_index": choice.gpu.index,
             "cuda_graphs": options.cuda_graphs,
             "kv_cache_fraction": options.kv_cache_fraction,
-            "kernel_images": engine.kernel_images(choice.target),
         }
     given |= core_options
     try:

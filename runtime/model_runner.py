@@ -51,6 +51,7 @@ class ModelRunner:
         rank: int = 0,
         *,
         device: str = "auto",
+        trust_plugins: bool = False,
         cuda_graphs: bool | None = None,
         num_threads: int | None = None,
         max_batch_size: int | None = None,
@@ -65,6 +66,7 @@ class ModelRunner:
             engine_dir: its folder.
             rank: which part of a model split over several devices; 0 for an engine of one.
             device: "auto" (a GPU that the engine has a program for, else the CPU), "host", "cuda", "cuda:1".
+            trust_plugins: run machine code for the CPU that a plugin put into the engine.
             cuda_graphs: record decode steps at start and replay them; None = yes, on a GPU.
             num_threads: compute threads of the CPU; default: the CPUs this process may use.
             max_batch_size, max_num_tokens: less than the engine's limits.
@@ -78,6 +80,7 @@ class ModelRunner:
         """
         options = RuntimeOptions(
             device=device,
+            trust_plugins=trust_plugins,
             cuda_graphs=cuda_graphs,
             num_threads=num_threads,
             max_batch_size=max_batch_size,

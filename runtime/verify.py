@@ -49,11 +49,17 @@ class CoreRunner:
     """``_core.Engine`` with a KV cache just large enough for the golden prompts; a context manager."""
 
     def __init__(
-        self, engine: Engine, tokens: int, num_threads: int | None = None, device: str = "auto"
+        self,
+        engine: Engine,
+        tokens: int,
+        num_threads: int | None = None,
+        device: str = "auto",
+        trust_plugins: bool = False,
     ) -> None:
         """Load the weights; ``tokens`` is the length of the longest prompt and its continuation."""
         options = RuntimeOptions(
             device=device,
+            trust_plugins=trust_plugins,
             num_threads=num_threads,
             max_batch_size=1,
             kv_cache_blocks=-(-min(tokens, engine.manifest.limits.max_seq_len) // 32) + 1,
@@ -77,12 +83,13 @@ def verify(
     *,
     num_threads: int | None = None,
     device: str = "auto",
+    trust_plugins: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Compare ``engine`` with its golden outputs.
 
     runner: a running engine; by default one is started on ``device`` (``RuntimeOptions.device``), with
-    ``num_threads`` on the CPU, and ended.
+    ``num_threads`` on the CPU, and ended. ``trust_plugins`` as in ``RuntimeOptions``.
     progress: called with (prompts done, prompts in all).
 
     Raises EngineError when the engine was built without golden outputs, cannot be loaded, or a request fails.
@@ -96,7 +103,7 @@ def verify(
     if runner is not None:
         return _Verifier(engine, runner, progress).run(sequences)
     longest = max(len(sequence.tokens) for sequence in sequences)
-    with CoreRunner(engine, longest + _DECODE_TOKENS, num_threads, device) as started:
+    with CoreRunner(engine, longest + _DECODE_TOKENS, num_threads, device, trust_plugins) as started:
         return _Verifier(engine, started, progress).run(sequences)
 
 

@@ -13,10 +13,11 @@ from castiron.errors import BuildError
 
 from ...plugins.sdk import Example, Plugin
 from ...plugins.tactic import Dims, Op, Operand
+from .paged import PagedCase, paged_case
 
 Array = np.ndarray[Any, Any]
-#: Counts of the step that is tried: none a multiple of a tile.
-COUNTS: Mapping[str, int] = {"T": 13, "N": 5, "S": 3, "D": 2, "P": 1}
+#: Counts of the step that is tried, those of ``paged``: none a multiple of a tile.
+COUNTS: Mapping[str, int] = {"T": 13, "N": 5, "S": 3, "D": 3, "P": 2}
 _SEED = 20_26
 
 
@@ -28,6 +29,7 @@ class Case:
     op: Op
     inputs: tuple[Array | None, ...]
     expected: tuple[Array, ...]
+    paged: PagedCase | None = None
 
 
 def bound(shape: Dims) -> tuple[int, ...]:
@@ -52,7 +54,9 @@ def make_case(plugin: Plugin, example: Example, number: int) -> Case:
         raise BuildError(f"{example.op} has no reference to compare with; give its tactic one")
     where = f"example {number} ({example.op})"
     try:
-        result = reference(*inputs, **example.attributes)
+        paged = None if example.kv is None else paged_case(*example.kv, random)
+        extra = {} if paged is None else {"step": paged.step}
+        result = reference(*inputs, **example.attributes, **extra)
         results = tuple(np.asarray(r) for r in (result if isinstance(result, tuple) else (result,)))
         shapes = (
             [tuple(shape) for shape in definition.shape(*example.shapes, **example.attributes)]
@@ -74,7 +78,7 @@ def make_case(plugin: Plugin, example: Example, number: int) -> Case:
     )
     outputs = tuple(Operand(f"y{i}", tuple(shape)) for i, shape in enumerate(shapes))
     op = Op(example.op, operands, outputs, dict(example.attributes))
-    return Case(example, op, tuple(inputs), tuple(r.astype(np.float32) for r in results))
+    return Case(example, op, tuple(inputs), tuple(r.astype(np.float32) for r in results), paged)
 
 
 def _symbolic(shape: tuple[int, ...]) -> Dims:

@@ -1,4 +1,4 @@
-"""Whether what a tactic asks for compiles for a target: the same compilers, checks and cache as in a build."""
+"""Whether the kernels of a tactic compile for a target: the compilers, checks and cache of a build."""
 
 from __future__ import annotations
 

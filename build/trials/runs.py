@@ -16,6 +16,7 @@ import numpy as np
 
 from castiron.errors import BuildError
 
+from ...engines.cuda_layout import KvLayout
 from ...plugins.launch import CudaKernel, HostKernel, KernelLaunch, Param, TritonKernel
 from ...plugins.tactic import Call, Lowering, Op, Operand, WeightUse
 from ..kernels.native import compile_native
@@ -28,6 +29,7 @@ _NUMPY = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32), "bf16": np.dty
 #: A column view starts this far into its base's rows, and the base goes on as far behind it.
 _MARGIN = 16
 _SECONDS = 120.0
+_POOL = "the KV cache"
 
 
 def may_be_view(operand: Operand | None) -> bool:
@@ -39,6 +41,7 @@ def may_be_view(operand: Operand | None) -> bool:
 class _Placement:
     """Where the values of a trial lie."""
 
+    kv: KvLayout | None = None
     memory: dict[str, Memory] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -79,7 +82,7 @@ def run_lowering(
 
 
 def _place(case: Case, op: Op, lowering: Lowering, storage: Storage, views: bool) -> _Placement:
-    place = _Placement()
+    place = _Placement(None if case.paged is None else case.paged.layout)
     for operand, array in zip(op.inputs, case.inputs, strict=True):
         if operand is None or array is None or operand.constant:
             continue
@@ -92,6 +95,9 @@ def _place(case: Case, op: Op, lowering: Lowering, storage: Storage, views: bool
             content, stride, offset = wide, wide.shape[1], _MARGIN * content.dtype.itemsize
         place.memory[operand.name] = Memory(content, writable=False)
         place.tensors[operand.name] = Tensor(operand.name, storage, array.shape, stride, offset)
+    if case.paged is not None:
+        for name, array in {**case.paged.inputs, _POOL: case.paged.pool}.items():
+            place.memory[name] = Memory(array, writable=False)
     for operand in (*op.outputs, *lowering.temporaries):
         shape = bound(operand.shape)
         dtype = _NUMPY[operand.dtype]
@@ -153,10 +159,16 @@ def _argument(param: Param, weights: Sequence[str], place: _Placement) -> Argume
             return ("i32", COUNTS[str(param.of)])
         case "i32" | "i64" | "f32":
             return (param.kind, param.of)
+        case "input" if str(param.of) in place.memory:
+            return ("array", str(param.of), 0)
+        case "k_cache" if place.kv is not None:
+            return ("array", _POOL, place.kv.k_offsets[int(param.of)])
+        case "v_cache" if place.kv is not None:
+            return ("array", _POOL, place.kv.v_offsets[int(param.of)])
         case _:
             raise BuildError(
-                f"its launch reads {param.kind} {param.of!r}, which a trial of one op does not have; try it "
-                "in a whole engine (castiron build --plugin)"
+                f"its launch reads {param.kind} {param.of!r}, which this trial lacks; an Example with "
+                "kv=(kv_heads, head_dim, v_head_dim) has a paged cache and its step inputs"
             )
 
 

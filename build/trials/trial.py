@@ -10,7 +10,7 @@ import numpy as np
 
 from castiron.errors import BuildError
 
-from ...engines.cuda_layout import kv_layout
+from ...engines.cuda_layout import KvLayout, kv_layout
 from ...engines.program import Limits
 from ...plugins.sdk import Plugin
 from ...plugins.tactic import Call, Context, Lowering, Op, Operand, Tactic
@@ -18,9 +18,10 @@ from ...plugins.targets import TARGETS, Target
 from .cases import Case, make_case
 from .compiled import check_compiles
 from .job import TrialAnswer
+from .paged import MAX_SEQ_LEN
 from .runs import Storage, may_be_view, run_lowering
 
-_LIMITS = Limits(max_batch_size=4, max_num_tokens=32, max_logit_rows=8, max_seq_len=64)
+_LIMITS = Limits(max_batch_size=4, max_num_tokens=32, max_logit_rows=8, max_seq_len=MAX_SEQ_LEN)
 #: bfloat16 keeps 8 bits: an operand is off by at most this part of itself, and the result rounds once more.
 _HALF_ROUNDING = 2.0**-8
 
@@ -115,7 +116,7 @@ class _TacticTrial:
         """What the tactic makes of the variant; None where it does not apply."""
         op = _stored(self._case.op, variant)
         on_gpu = target.family == "cuda"
-        context = Context(target, "bf16", _LIMITS, kv_layout([]) if on_gpu else None, 64 if on_gpu else 0)
+        context = Context(target, "bf16", _LIMITS, self._kv() if on_gpu else None, 64 if on_gpu else 0)
         if variant.views and not any(map(may_be_view, op.inputs)):
             return None
         if not self._tactic.accepts(op, context):
@@ -123,6 +124,10 @@ class _TacticTrial:
         lowering = self._tactic.lower(op, context)
         takes_views = any(isinstance(action, Call) and action.takes_views for action in lowering.actions)
         return None if variant.views and not takes_views else lowering
+
+    def _kv(self) -> KvLayout:
+        paged = self._case.paged
+        return kv_layout([]) if paged is None else paged.layout
 
     def _answer(self, variant: _Variant, lowering: Lowering) -> TrialAnswer:
         for known, like, answer in self._ran:
@@ -156,7 +161,8 @@ def _compare(case: Case, answer: TrialAnswer, result: TrialResult, variant: _Var
             first = tuple(int(i) for i in np.argwhere(wrong)[0])
             return replace(
                 result, error=worst, tolerance=limit,
-                problem=f"{int(wrong.sum())} of {wrong.size} elements are off; the first, y{index}{list(first)}, "
-                f"is {found[first]:.7g}, and by the reference {expected[first]:.7g} ({limit:.2g} apart at most)",
+                problem=f"{int(wrong.sum())} of {wrong.size} elements are off; the first, "
+                f"y{index}{list(first)}, is {found[first]:.7g}, and by the reference "
+                f"{expected[first]:.7g} ({limit:.2g} apart at most)",
             )  # fmt: skip
     return replace(result, error=worst, tolerance=limit)

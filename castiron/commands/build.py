@@ -72,6 +72,13 @@ _POSITIVE = click.IntRange(min=1)
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the graph after every pass.",
 )
+@click.option(
+    "--plugin",
+    "plugins",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="A plugin file (docs/plugins.md): its ops, patterns and tactics take part; may be repeated.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an engine that is already there.")
 @click.option(
     "--verify",

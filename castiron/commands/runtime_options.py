@@ -11,7 +11,7 @@ import click
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NAMES = (
-    *("device", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
+    *("device", "trust_plugins", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
     *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
 )
 
@@ -20,6 +20,9 @@ device_option = click.option(
     default="auto",
     metavar="DEVICE",
     help="auto (a GPU that the engine has a program for, else the CPU), host, cuda, or cuda:INDEX.",
+)
+trust_plugins_option = click.option(
+    "--trust-plugins", is_flag=True, help="Run machine code for the CPU that a plugin put into the engine."
 )
 
 
@@ -35,6 +38,7 @@ def runtime_options(function: _Function) -> _Function:
     for add in reversed(
         (
             device_option,
+            trust_plugins_option,
             click.option(
                 "--cuda-graphs/--no-cuda-graphs",
                 default=None,

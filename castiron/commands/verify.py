@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import console, engine_argument, json_option, print_json, table
-from .runtime_options import device_option
+from .runtime_options import device_option, trust_plugins_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 @engine_argument
 @json_option
 @device_option
+@trust_plugins_option
 @click.option(
     "--num-threads", type=click.IntRange(min=1), show_default="all cores", help="Threads of the engine."
 )
-def command(engine: str, as_json: bool, device: str, num_threads: int | None) -> None:
+def command(engine: str, as_json: bool, device: str, trust_plugins: bool, num_threads: int | None) -> None:
     """Check every file of ENGINE and compare its answers with the golden outputs of its source model.
 
     Exits with 1 when a file is damaged or an answer is off.
@@ -40,6 +41,7 @@ def command(engine: str, as_json: bool, device: str, num_threads: int | None) ->
             opened,
             num_threads=num_threads,
             device=device,
+            trust_plugins=trust_plugins,
             progress=lambda done, total: status.update(f"Comparing prompts {done}/{total}"),
         )
     if as_json:

@@ -20,7 +20,7 @@ class Runner(NumpyRunner):
     wrong = False
 
     def __init__(
-        self, engine: Any, tokens: int, num_threads: int | None = None, device: str = "auto"
+        self, engine: Any, tokens: int, num_threads: int | None, device: str, trust_plugins: bool
     ) -> None:
         super().__init__(TinyModel(), (lambda logits, _: np.roll(logits, 1, -1)) if self.wrong else None)
 
