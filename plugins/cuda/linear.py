@@ -81,84 +81,78 @@ class _Product:
             "residual_stride": ("i32", row_stride(residual.name)),
         }
 
-    def when(self, low: int, high: int) -> When | None:
-        return When(symbol(self.rows), low, high) if isinstance(self.rows, str) else None
+
+def _launch(
+    product: _Product,
+    function: Any,
+    arguments: Arguments,
+    constants: Mapping[str, Any],
+    grid: Grid,
+    rows: tuple[int, int],
+    warps: int = 4,
+    stages: int = 3,
+    hot: bool = True,
+) -> KernelLaunch:
+    """A launch for the row counts ``rows``, both ends included, with the epilogue's constants added."""
+    kernel = TritonKernel(
+        function,
+        {name: kind for name, (kind, _) in arguments.items()},
+        {**product.epilogue(), **constants},
+        num_warps=warps,
+        num_stages=stages,
+        hot=hot,
+    )
+    # A fixed row count has one class and needs no condition.
+    when = When(symbol(product.rows), *rows) if isinstance(product.rows, str) else None
+    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
 
 
 def _stream(product: _Product) -> KernelLaunch:
     tile = stream_tile(product.context.target, product.shape)
-    constants = product.epilogue() | {
+    constants = {
         "K": product.shape.k,
         "BLOCK_M": STREAM_ROWS,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "WARPS": tile.warps,
     }
-    arguments = product.arguments(product.y)
-    types = {name: kind for name, (kind, _) in arguments.items()}
-    kernel = TritonKernel(
-        linear_stream, types, constants, num_warps=tile.warps, num_stages=tile.stages, hot=True
-    )
     grid = Grid(times=-(-product.shape.n // tile.block_n))
-    when = product.when(1, STREAM_ROWS)
-    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
+    arguments = product.arguments(product.y)
+    rows = (1, STREAM_ROWS)
+    return _launch(product, linear_stream, arguments, constants, grid, rows, tile.warps, tile.stages)
 
 
-def _fetched(product: _Product, rows: RowClass) -> KernelLaunch:
-    tile = rows.tile
-    constants = product.epilogue() | {
+def _tiled(product: _Product, of_class: RowClass) -> tuple[KernelLaunch, ...]:
+    tile, rows = of_class.tile, (of_class.low, of_class.high)
+    constants: dict[str, Any] = {
         "K": product.shape.k,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "GROUP_M": _GROUP_ROW_TILES,
-        "SPECIALIZE": tile.specialize,
     }
-    arguments = {name: given for name, given in product.arguments(product.y).items() if name != "x_stride"}
-    types = {name: kind for name, (kind, _) in arguments.items()}
-    kernel = TritonKernel(
-        linear_tma, types, constants, num_warps=tile.warps, num_stages=tile.stages, hot=True
-    )
-    grid = blocks_over(product.rows, tile.block_m, -(-product.shape.n // tile.block_n), per_sm=1)
-    when = product.when(rows.low, rows.high)
-    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
-
-
-def _tiled(product: _Product, rows: RowClass) -> tuple[KernelLaunch, ...]:
-    tile = rows.tile
+    columns = -(-product.shape.n // tile.block_n)
     if tile.tma:
-        return (_fetched(product, rows),)
-    split = {"SPLITS": tile.splits, "SPLIT_ROWS": rows.high if tile.splits > 1 else 1}
-    constants = product.epilogue() | split
-    constants |= {
-        "K": product.shape.k,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "GROUP_M": _GROUP_ROW_TILES,
-    }
+        given = product.arguments(product.y)
+        unstrided = {name: argument for name, argument in given.items() if name != "x_stride"}
+        constants["SPECIALIZE"] = tile.specialize
+        grid = blocks_over(product.rows, tile.block_m, columns, per_sm=1)
+        return (_launch(product, linear_tma, unstrided, constants, grid, rows, tile.warps, tile.stages),)
+    split = {"SPLITS": tile.splits, "SPLIT_ROWS": of_class.high if tile.splits > 1 else 1}
+    constants |= split
     arguments = product.arguments(product.y if tile.splits == 1 else product.partials)
-    types = {name: kind for name, (kind, _) in arguments.items()}
-    kernel = TritonKernel(
-        linear_tile, types, constants, num_warps=tile.warps, num_stages=tile.stages, hot=True
-    )
-    grid = blocks_over(product.rows, tile.block_m, -(-product.shape.n // tile.block_n) * tile.splits)
-    when = product.when(rows.low, rows.high)
-    launch = KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
-    return (launch,) if tile.splits == 1 else (launch, _reduce(product, split, when))
+    grid = blocks_over(product.rows, tile.block_m, columns * tile.splits)
+    launch = _launch(product, linear_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
+    return (launch,) if tile.splits == 1 else (launch, _reduce(product, split, rows))
 
 
-def _reduce(product: _Product, split: Mapping[str, int], when: When | None) -> KernelLaunch:
+def _reduce(product: _Product, split: Mapping[str, int], rows: tuple[int, int]) -> KernelLaunch:
     names = ("bias", "residual", "y", "rows", "residual_stride")
     given = product.arguments(product.y)
     arguments = {"partials": ("*fp32", value(product.partials.name))} | {name: given[name] for name in names}
-    kernel = TritonKernel(
-        linear_reduce,
-        {name: kind for name, (kind, _) in arguments.items()},
-        {**product.epilogue(), **split, "BLOCK_N": _REDUCE_COLUMNS},
-    )
+    constants = {**split, "BLOCK_N": _REDUCE_COLUMNS}
     grid = blocks_over(product.rows, 1, -(-product.shape.n // _REDUCE_COLUMNS))
-    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
+    return _launch(product, linear_reduce, arguments, constants, grid, rows, hot=False)
 
 
 def _lower(product: _Product, name: str, weights: list[WeightUse]) -> Lowering:

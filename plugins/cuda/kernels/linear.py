@@ -23,36 +23,26 @@ def _load(address, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
-def epilogue(
-    acc,
-    up,
-    m,
-    n,
-    bias,
-    residual,
-    y,
-    rows,
-    residual_stride,
-    N: tl.constexpr,
-    GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ALPHA: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):
-    """Finish and store a tile; ``m`` and ``n`` are its row and column numbers, broadcastable to ``acc``."""
-    if HAS_BIAS:
+def epilogue(acc, up, m, n, operands, N: tl.constexpr, FORM: tl.constexpr):
+    """Finish and store a tile; ``m`` and ``n`` are its row and column numbers, broadcastable to ``acc``.
+
+    ``operands``: bias, residual, y, rows, residual_stride.
+    ``FORM``: GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL.
+    """
+    bias, residual, y, rows, residual_stride = operands
+    GATED: tl.constexpr = FORM[0]
+    if FORM[3]:
         acc += tl.load(bias + n, mask=n < N, other=0.0)
         if GATED:
             up += tl.load(bias + N + n, mask=n < N, other=0.0)
-    value = apply(acc, ACTIVATION)
+    value = apply(acc, FORM[1])
     if GATED:
         value = value * up
-    if ALPHA != 1.0:
-        value = value * ALPHA
+    if FORM[2] != 1.0:
+        value = value * FORM[2]
     inside = (m < rows) & (n < N)
     row = m.to(tl.int64)
-    if HAS_RESIDUAL:
+    if FORM[4]:
         value += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * N + n, value.to(y.dtype.element_ty), mask=inside)
 
@@ -108,23 +98,11 @@ def linear_stream(
         acc = tl.dot(_load(w_tile + k, w_mask, W_MASKED), xs, acc)
         if GATED:
             up = tl.dot(_load(w_tile + N * K + k, w_mask, W_MASKED), xs, up)
-    epilogue(
-        tl.sum(acc, axis=0),
-        tl.sum(up, axis=0),
-        tl.arange(0, BLOCK_M)[None, :],
-        first + tl.arange(0, BLOCK_N)[:, None],
-        bias,
-        residual,
-        y,
-        rows,
-        residual_stride,
-        N,
-        GATED,
-        ACTIVATION,
-        ALPHA,
-        HAS_BIAS,
-        HAS_RESIDUAL,
-    )
+    n = first + tl.arange(0, BLOCK_N)[:, None]
+    m = tl.arange(0, BLOCK_M)[None, :]
+    operands = (bias, residual, y, rows, residual_stride)
+    FORM: tl.constexpr = (GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL)
+    epilogue(tl.sum(acc, axis=0), tl.sum(up, axis=0), m, n, operands, N, FORM)
 
 
 @triton.jit
@@ -192,23 +170,9 @@ def linear_tile(
             up = tl.dot(xs, _load(w_tile + N * K + at, w_mask, W_MASKED).T, up)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     if SPLITS == 1:
-        epilogue(
-            acc,
-            up,
-            m,
-            n,
-            bias,
-            residual,
-            y,
-            rows,
-            residual_stride,
-            N,
-            GATED,
-            ACTIVATION,
-            ALPHA,
-            HAS_BIAS,
-            HAS_RESIDUAL,
-        )
+        operands = (bias, residual, y, rows, residual_stride)
+        FORM: tl.constexpr = (GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL)
+        epilogue(acc, up, m, n, operands, N, FORM)
     else:
         WIDTH: tl.constexpr = 2 * N if GATED else N
         inside = (m < rows) & (n < N)
@@ -248,20 +212,6 @@ def linear_reduce(
         acc += tl.load(at, mask=n < N, other=0.0)
         if GATED:
             up += tl.load(at + N, mask=n < N, other=0.0)
-    epilogue(
-        acc,
-        up,
-        m,
-        n,
-        bias,
-        residual,
-        y,
-        rows,
-        residual_stride,
-        N,
-        GATED,
-        ACTIVATION,
-        ALPHA,
-        HAS_BIAS,
-        HAS_RESIDUAL,
-    )
+    operands = (bias, residual, y, rows, residual_stride)
+    FORM: tl.constexpr = (GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL)
+    epilogue(acc, up, m, n, operands, N, FORM)

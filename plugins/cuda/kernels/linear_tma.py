@@ -15,59 +15,14 @@ def _halves(block, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _half_epilogue(
-    acc,
-    m,
-    n,
-    bias,
-    residual,
-    y,
-    rows,
-    residual_stride,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    ALPHA: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
+def _in_halves(
+    acc, m, n, operands, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FORM: tl.constexpr
 ):
-    """Finish WIDTH columns in two halves, so that the residual's registers are needed for one at a time."""
-    left, right = _halves(acc, BLOCK_M, WIDTH)
-    epilogue(
-        left,
-        left,
-        m,
-        n + tl.arange(0, WIDTH // 2)[None, :],
-        bias,
-        residual,
-        y,
-        rows,
-        residual_stride,
-        N,
-        False,
-        ACTIVATION,
-        ALPHA,
-        HAS_BIAS,
-        HAS_RESIDUAL,
-    )
-    epilogue(
-        right,
-        right,
-        m,
-        n + WIDTH // 2 + tl.arange(0, WIDTH // 2)[None, :],
-        bias,
-        residual,
-        y,
-        rows,
-        residual_stride,
-        N,
-        False,
-        ACTIVATION,
-        ALPHA,
-        HAS_BIAS,
-        HAS_RESIDUAL,
-    )
+    """Finish COLUMNS columns from ``n`` on in halves, so that registers hold half a residual at a time."""
+    left, right = _halves(acc, ROWS, COLUMNS)
+    column = tl.arange(0, COLUMNS // 2)[None, :]
+    epilogue(left, left, m, n + column, operands, N, FORM)
+    epilogue(right, right, m, n + COLUMNS // 2 + column, operands, N, FORM)
 
 
 @triton.jit
@@ -114,57 +69,11 @@ def linear_tma(
             if GATED:
                 up = tl.dot(xs, w_tiles.load([N + first_n, k]).T, up)
         m = first_m + tl.arange(0, BLOCK_M)[:, None]
+        operands = (bias, residual, y, rows, residual_stride)
+        FORM: tl.constexpr = (GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL)
         if GATED:
-            epilogue(
-                acc,
-                up,
-                m,
-                first_n + tl.arange(0, BLOCK_N)[None, :],
-                bias,
-                residual,
-                y,
-                rows,
-                residual_stride,
-                N,
-                True,
-                ACTIVATION,
-                ALPHA,
-                HAS_BIAS,
-                HAS_RESIDUAL,
-            )
+            epilogue(acc, up, m, first_n + tl.arange(0, BLOCK_N)[None, :], operands, N, FORM)
         else:
             left, right = _halves(acc, BLOCK_M, BLOCK_N)
-            _half_epilogue(
-                left,
-                m,
-                first_n,
-                bias,
-                residual,
-                y,
-                rows,
-                residual_stride,
-                N,
-                BLOCK_M,
-                BLOCK_N // 2,
-                ACTIVATION,
-                ALPHA,
-                HAS_BIAS,
-                HAS_RESIDUAL,
-            )
-            _half_epilogue(
-                right,
-                m,
-                first_n + BLOCK_N // 2,
-                bias,
-                residual,
-                y,
-                rows,
-                residual_stride,
-                N,
-                BLOCK_M,
-                BLOCK_N // 2,
-                ACTIVATION,
-                ALPHA,
-                HAS_BIAS,
-                HAS_RESIDUAL,
-            )
+            _in_halves(left, m, first_n, operands, N, BLOCK_M, BLOCK_N // 2, FORM)
+            _in_halves(right, m, first_n + BLOCK_N // 2, operands, N, BLOCK_M, BLOCK_N // 2, FORM)
