@@ -106,8 +106,10 @@ class _TacticTrial:
                 check_compiles(lowering, target)
                 yield _compare(self._case, self._answer(variant, lowering), result, variant)
             except BuildError as error:
+                accepted = True
                 yield replace(result, problem=str(error))
             except Exception as error:
+                accepted = True
                 yield replace(result, problem=f"its tactic failed: {type(error).__name__}: {error}")
         if not accepted:
             yield replace(base, problem="it does not accept the example")
