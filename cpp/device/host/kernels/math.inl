@@ -103,27 +103,32 @@ CASTIRON_INLINE Vec relu2(Vec x) {
     return mul(r, r);
 }
 
-// One function, so that the epilogues of all kernels share the code.
-static Vec activate(Activation activation, Vec x) {
+template <typename F>
+CASTIRON_INLINE void map_rows(float* x, int64_t rows, F f) {
+    for (int64_t r = 0; r < rows; ++r) store(x + r * 16, f(load(x + r * 16)));
+}
+
+// In place over rows of 16. One function, so that the epilogues of all kernels share the code, and a loop
+// behind the choice, so that the latency of one row hides behind the next.
+static void activate(Activation activation, float* x, int64_t rows) {
     switch (activation) {
         case Activation::kNone:
-            return x;
+            return;
         case Activation::kSilu:
-            return silu(x);
+            return map_rows(x, rows, [](Vec v) { return silu(v); });
         case Activation::kGeluTanh:
-            return gelu_tanh(x);
+            return map_rows(x, rows, [](Vec v) { return gelu_tanh(v); });
         case Activation::kGeluErf:
-            return gelu_erf(x);
+            return map_rows(x, rows, [](Vec v) { return gelu_erf(v); });
         case Activation::kGeluQuick:
-            return gelu_quick(x);
+            return map_rows(x, rows, [](Vec v) { return gelu_quick(v); });
         case Activation::kRelu:
-            return relu(x);
+            return map_rows(x, rows, [](Vec v) { return relu(v); });
         case Activation::kRelu2:
-            return relu2(x);
+            return map_rows(x, rows, [](Vec v) { return relu2(v); });
         case Activation::kTanh:
-            return tanh(x);
+            return map_rows(x, rows, [](Vec v) { return tanh(v); });
         case Activation::kSigmoid:
-            return sigmoid(x);
+            return map_rows(x, rows, [](Vec v) { return sigmoid(v); });
     }
-    return x;
 }

@@ -66,14 +66,16 @@ struct LinearArgs {
 };
 
 // One call covers at most these many rows and blocks; they bound its scratch.
-inline constexpr int64_t kMaxLinearRows = 192;
+inline constexpr int64_t kMaxLinearRows = 96;
 inline constexpr int64_t kMaxLinearBlocks = 8;
 // Inputs in one chain of multiply-adds, and whose weights (16 outputs, as float32) stay in the first-level
 // cache. Even, so that no bf16 pair is cut. Part of the arithmetic (docs/program.md): engines' results change
 // with it.
 inline constexpr int64_t kLinearDepth = 192;
+// Weights of a block of k as float32, for as many panels as a tile takes at once.
+inline constexpr int64_t kLinearWideFloats = kLinearDepth * 16 * 2;
 inline constexpr size_t kLinearScratchFloats =
-    static_cast<size_t>(kMaxLinearRows * kMaxLinearBlocks * 2 * 16 + kLinearDepth * 16 * 2);
+    static_cast<size_t>(kLinearWideFloats + kMaxLinearRows * kMaxLinearBlocks * 2 * 16);
 
 struct NormArgs {
     const float* x = nullptr;

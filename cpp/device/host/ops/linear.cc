@@ -65,7 +65,7 @@ public:
         }
         // Tiles of rows x blocks, handed out as threads come; all row tiles are of about the same height.
         int64_t row_tiles = (rows + kMaxLinearRows - 1) / kMaxLinearRows;
-        int64_t chunk = std::clamp<int64_t>(blocks_ / (int64_t{lane.parts} * 8), 1, 2);
+        int64_t chunk = std::clamp<int64_t>(blocks_ / (int64_t{lane.parts} * 8), 1, 4);
         const int64_t chunks = (blocks_ + chunk - 1) / chunk;
         while (row_tiles * chunks < int64_t{lane.parts} * 4 && rows / row_tiles > 24) ++row_tiles;
         for (int64_t tile = context.next(); tile < row_tiles * chunks; tile = context.next()) {
