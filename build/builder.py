@@ -69,7 +69,8 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
     with phases("capture graph"):
         from ..graph import capture
 
-        captured = capture(checkpoint, max_seq_len=limits.max_seq_len)
+        takeovers = [module for plugin in plugins for module in plugin.modules]
+        captured = capture(checkpoint, max_seq_len=limits.max_seq_len, takeovers=takeovers)
     with phases("rewrite graph"):
         model, passes = _rewrite(captured.model, limits, options, plugins)
     with phases("lower"):

@@ -43,7 +43,9 @@ class CustomOp:
     def __post_init__(self) -> None:
         domain, _, op = self.name.rpartition(".")
         if not op.isidentifier() or not domain or domain in (DOMAIN, "ai.onnx", "onnx"):
-            raise BuildError(f"a plugin's op is named {self.name!r}; expected 'domain.Op' with a domain of its own")
+            raise BuildError(
+                f"a plugin's op is named {self.name!r}; expected 'domain.Op' with a domain of its own"
+            )
 
     @property
     def required(self) -> int:
@@ -67,6 +69,24 @@ class Pattern:
     match: Callable[..., Any]
     replace: Callable[..., Any]
     check: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class ModuleTakeover:
+    """A module of the source model that becomes one op.
+
+    Attributes:
+        module: its class, with the Python module: "transformers.models.llama.modeling_llama.LlamaMLP".
+        op: the op, with one result. Its operands are the tensors that the module's forward is called with, as
+            packed rows [T, ...] without the batch axis, then the module's ``weights``.
+        weights: names of parameters, such as "gate_proj.weight".
+        attributes: of the op, from the module (a ``torch.nn.Module``).
+    """
+
+    module: str
+    op: CustomOp
+    weights: tuple[str, ...] = ()
+    attributes: Callable[[Any], Mapping[str, bool | int | float | str]] = lambda module: {}
 
 
 def check_custom_ops(model: onnx.ModelProto, ops: Mapping[str, CustomOp]) -> None:
@@ -113,8 +133,8 @@ def _check_result(
         ) from error
     if expected != list(recorded):
         raise BuildError(
-            f"{node.name}: {op.name} on {padded} gives {expected} by its shape rule, but what it replaces has "
-            f"the shape {list(recorded)}"
+            f"{node.name}: {op.name} on {padded} gives {expected} by its shape rule, but what it replaces "
+            f"has the shape {list(recorded)}"
         )
 
 

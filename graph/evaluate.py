@@ -71,7 +71,9 @@ class GraphEvaluator:
         del stripped.graph.initializer[:]
         stripped.graph.initializer.extend(kept)
         self._cache = _Cache()
-        self._evaluator = ReferenceEvaluator(stripped, new_ops=[*_operators(self._cache), *map(_custom_operator, custom)])
+        self._evaluator = ReferenceEvaluator(
+            stripped, new_ops=[*_operators(self._cache), *map(_custom_operator, custom)]
+        )
 
     def reset(self) -> None:
         """Forgets the sequence."""
@@ -301,9 +303,7 @@ def _custom_operator(op: CustomOp) -> type[OpRun]:
     return _operator(domain, name, run)
 
 
-def _operator(
-    domain: str, name: str, function: Callable[..., Array | tuple[Array, ...]]
-) -> type[OpRun]:
+def _operator(domain: str, name: str, function: Callable[..., Array | tuple[Array, ...]]) -> type[OpRun]:
     def run(self: OpRun, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
         attributes = {a.name: helper.get_attribute_value(a) for a in self.onnx_node.attribute}
         attributes = {k: v.decode() if isinstance(v, bytes) else v for k, v in attributes.items()}

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from castiron.errors import BuildError
 
-from ..graph.custom import CustomOp, Pattern, Shape
+from ..graph.custom import CustomOp, ModuleTakeover, Pattern, Shape
 from .launch import (
     CudaKernel,
     Grid,
@@ -47,6 +47,7 @@ __all__ = [
     "HostKernel",
     "KernelLaunch",
     "Lowering",
+    "ModuleTakeover",
     "Op",
     "Operand",
     "PagedStep",
@@ -95,11 +96,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a plugin file brings: ops, patterns of the graph that become them, and tactics."""
+    """What a plugin file brings: ops, the patterns and modules that become them, and tactics.
+
+    The ops of ``modules`` need not be repeated in ``ops``.
+    """
 
     name: str
     ops: tuple[CustomOp, ...] = ()
     patterns: tuple[Pattern, ...] = ()
+    modules: tuple[ModuleTakeover, ...] = ()
     tactics: tuple[Tactic, ...] = ()
     examples: tuple[Example, ...] = ()
 
@@ -109,9 +114,14 @@ class Plugin:
                 f"plugin {self.name!r} has no tactic, so it can change nothing; expected at least one"
             )
         implemented = {tactic.kind for tactic in self.tactics}
-        for op in self.ops:
+        for op in self.all_ops:
             if op.name not in implemented:
                 raise BuildError(f"plugin {self.name!r} defines {op.name} and has no tactic that computes it")
+
+    @property
+    def all_ops(self) -> tuple[CustomOp, ...]:
+        """Every op of the plugin, once."""
+        return tuple({op.name: op for op in (*self.ops, *(module.op for module in self.modules))}.values())
 
 
 def load_plugin(path: str | Path) -> Plugin:
@@ -155,7 +165,7 @@ def register(plugins: Sequence[Plugin], registry: Registry) -> dict[str, CustomO
     """
     ops: dict[str, CustomOp] = {}
     for plugin in plugins:
-        for op in plugin.ops:
+        for op in plugin.all_ops:
             if op.name in ops:
                 raise BuildError(f"two plugins define the op {op.name}")
             ops[op.name] = op

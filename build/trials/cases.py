@@ -44,7 +44,7 @@ def make_case(plugin: Plugin, example: Example, number: int) -> Case:
         None if shape is None else random.standard_normal(bound(shape), np.float32)
         for shape in example.shapes
     ]
-    definition = next((op for op in plugin.ops if op.name == example.op), None)
+    definition = next((op for op in plugin.all_ops if op.name == example.op), None)
     reference: Callable[..., Any] | None
     if definition is not None:
         reference = definition.reference

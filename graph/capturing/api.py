@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from torch import nn
 
 from castiron.errors import CheckpointError, UnsupportedModelError
 
+from ..custom import ModuleTakeover
 from ..export import Emitted, Resolve, StoredTensor, emit
 from .attention import dispatch
 from .fake import build_fake_model
@@ -93,15 +94,23 @@ class _Graph:
     stored_names: dict[str, str]
 
 
-def capture(ck: Checkpoint, *, max_seq_len: int | None = None, progress: Progress | None = None) -> Capture:
+def capture(
+    ck: Checkpoint,
+    *,
+    max_seq_len: int | None = None,
+    progress: Progress | None = None,
+    takeovers: Sequence[ModuleTakeover] = (),
+) -> Capture:
     """Captures the graph of a checkpoint; no weight is read.
 
     ``max_seq_len`` (default: the model's limit) decides between rotary tables where a model has several.
-    ``progress`` is told each phase in words. Raises UnsupportedModelError naming module and reason, and
-    CheckpointError where tensors and configuration disagree or a stored tensor has no place in the model.
+    ``progress`` is told each phase in words. ``takeovers``: modules that become plugins' ops.
+
+    Raises UnsupportedModelError naming module and reason, and CheckpointError where tensors and configuration
+    disagree or a stored tensor has no place in the model.
     """
     check_fields(ck.config, ck.hf_config)
-    captured, graph = _capture(ck.hf_config, ck.resolve, max_seq_len, progress)
+    captured, graph = _capture(ck.hf_config, ck.resolve, max_seq_len, progress, takeovers)
     used = graph.emitted.used
     idle = {}
     for name in graph.parameter_names:
@@ -130,7 +139,11 @@ def capture_config(
 
 
 def _capture(
-    config: Any, resolve: Resolve | None, max_seq_len: int | None, progress: Progress | None
+    config: Any,
+    resolve: Resolve | None,
+    max_seq_len: int | None,
+    progress: Progress | None,
+    takeovers: Sequence[ModuleTakeover] = (),
 ) -> tuple[Capture, _Graph]:
     started = time.monotonic()
     tell = progress or (lambda _: None)
@@ -140,11 +153,11 @@ def _capture(
         max_seq_len = int(getattr(config, "max_position_embeddings", None) or 2048)
     with _LOCK, dispatch():
         tell("capturing the graph")
-        graph = _trace_and_emit(config, resolve, max_seq_len)
+        graph = _trace_and_emit(config, resolve, max_seq_len, takeovers)
         layers = attention_layers(graph.emitted.model)
         census(config, layers)
         tell("comparing the graph with the source model")
-        checked_on, error = _check_numbers(config, graph, max_seq_len)
+        checked_on, error = _check_numbers(config, graph, max_seq_len, takeovers)
     report = CaptureReport(
         graph.traced.replaced, graph.traced.notes, {}, checked_on, error, time.monotonic() - started
     )
@@ -152,7 +165,11 @@ def _capture(
 
 
 def _trace_and_emit(
-    config: Any, resolve: Resolve | None, max_seq_len: int, most_parameters: float = math.inf
+    config: Any,
+    resolve: Resolve | None,
+    max_seq_len: int,
+    takeovers: Sequence[ModuleTakeover],
+    most_parameters: float = math.inf,
 ) -> _Graph:
     model, mode = build_fake_model(config)
     check_modules(model)
@@ -167,27 +184,31 @@ def _trace_and_emit(
         stored_names[name] = stored.name
         return stored
 
-    traced = trace(model, mode, max_seq_len)
+    traced = trace(model, mode, max_seq_len, takeovers)
     emitted = emit(traced.program, resolve_and_note, str(config.model_type))
     names = tuple(name for name, _ in model.named_parameters(remove_duplicate=False))
     return _Graph(emitted, traced, size, names, stored_names)
 
 
-def _check_numbers(config: Any, graph: _Graph, max_seq_len: int) -> tuple[str, float | None]:
+def _check_numbers(
+    config: Any, graph: _Graph, max_seq_len: int, takeovers: Sequence[ModuleTakeover]
+) -> tuple[str, float | None]:
+    custom = [takeover.op for takeover in takeovers]
     # A model with two rotary tables is compared past the border, where the source model chooses the long one.
     first = max_seq_len if any("long table" in note for note in graph.traced.notes) else 0
     if is_small(config, graph.parameters):
-        return "the model", compare(config, graph.emitted.model, graph.stored_names, first)
+        return "the model", compare(config, graph.emitted.model, graph.stored_names, first, custom)
     reason = "its sizes are not understood"
     for candidate in itertools.islice(twins(config), _MAX_TWINS):
         try:
-            twin = _trace_and_emit(candidate, None, max_seq_len, _MAX_TWIN_PARAMETERS)
+            twin = _trace_and_emit(candidate, None, max_seq_len, takeovers, _MAX_TWIN_PARAMETERS)
         except UnsupportedModelError as refusal:
             reason = f"{describe(candidate)}: {refusal}"
             continue
         difference = structural_difference(graph.emitted.model, twin.emitted.model)
         if difference is None:
-            return describe(candidate), compare(candidate, twin.emitted.model, twin.stored_names, first)
+            error = compare(candidate, twin.emitted.model, twin.stored_names, first, custom)
+            return describe(candidate), error
         reason = f"{describe(candidate)} is built otherwise: {difference}"
     return f"nothing: no small model of this make was found ({reason[:400]})", None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from castiron.errors import UnsupportedModelError
 
+from ..custom import CustomOp
 from ..evaluate import GraphEvaluator
 
 #: Tokens of the check, and how many of them come first as one prefill.
@@ -27,12 +28,16 @@ _SEED = 7
 
 
 def compare(
-    config: Any, graph: onnx.ModelProto, stored_names: Mapping[str, str], first_position: int = 0
+    config: Any,
+    graph: onnx.ModelProto,
+    stored_names: Mapping[str, str],
+    first_position: int = 0,
+    custom: Iterable[CustomOp] = (),
 ) -> float:
     """Largest relative difference between the graph's logits and eager transformers' on random weights.
 
-    ``stored_names`` maps parameters of the model to initializers of the graph. Raises UnsupportedModelError
-    if the difference is more than rounding.
+    ``stored_names`` maps parameters of the model to initializers of the graph; ``custom``: the plugins' ops.
+    Raises UnsupportedModelError if the difference is more than rounding.
     """
     source = _random_model(config)
     weights = {
@@ -49,7 +54,7 @@ def compare(
     tokens = generator.integers(3, max(4, config.vocab_size - 1), _TOKENS)
     positions = np.arange(first_position, first_position + _TOKENS)
     expected_prefill, expected_decode = _source_logits(source, torch.tensor(tokens), torch.tensor(positions))
-    evaluator = GraphEvaluator(graph, weights)
+    evaluator = GraphEvaluator(graph, weights, custom)
     try:
         prefill = evaluator.run(tokens, positions)
         evaluator.reset()

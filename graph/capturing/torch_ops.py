@@ -6,10 +6,13 @@ They exist only under ``torch.export``, where their shape functions run; their m
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from torch import Tensor, empty_like
 from torch.library import Library, register_fake
+
+from ..custom import CustomOp
 
 # torch leaves Library untyped.
 _LIBRARY: Any = Library("castiron", "DEF")  # type: ignore[no-untyped-call]
@@ -21,6 +24,10 @@ _LIBRARY.define("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tenso
 _LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float eps, bool one_plus) -> Tensor")
 _LIBRARY.define("rope(Tensor x, Tensor cos, Tensor sin, str style, str cos_layout) -> Tensor")
 _LIBRARY.define("activation(Tensor x, str fn) -> Tensor")
+_LIBRARY.define("custom(Tensor[] inputs, Tensor[] weights, str op, str attributes) -> Tensor")
+
+#: The plugins' ops of the capture that runs (one at a time: see api.py): their shape rules.
+CUSTOM_OPS: dict[str, CustomOp] = {}
 
 
 @register_fake("castiron::attention")  # type: ignore[untyped-decorator]
@@ -57,3 +64,13 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, style: str, cos_layout: str) -> T
 @register_fake("castiron::activation")  # type: ignore[untyped-decorator]
 def _activation(x: Tensor, fn: str) -> Tensor:
     return empty_like(x)
+
+
+@register_fake("castiron::custom")  # type: ignore[untyped-decorator]
+def _custom(inputs: list[Tensor], weights: list[Tensor], op: str, attributes: str) -> Tensor:
+    rule = CUSTOM_OPS[op]
+    operands: list[Any] = [tuple(x.shape[1:]) for x in inputs]
+    operands += [None] * (len(rule.inputs) - len(inputs) - len(weights))
+    operands += [tuple(w.shape) for w in weights]
+    (shape,) = rule.shape(*operands, **json.loads(attributes))
+    return inputs[0].new_empty((1, *shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -16,12 +17,14 @@ from torch.nn import functional
 
 from castiron.errors import CastironError, UnsupportedModelError
 
+from ..custom import ModuleTakeover
 from .activations import replace_activations
 from .attention import replace_mask_factories
 from .norms import replace_norms
 from .overrides import override_forwards
 from .patches import Patches
 from .rope import RopeReport, freeze_frequencies, replace_rotations
+from .takeover import take_over
 
 #: Most tokens a step may have; a bound for the symbolic dimension, not a buffer size.
 _MAX_TOKENS = 1 << 20
@@ -61,10 +64,16 @@ class Traced:
     notes: list[str]
 
 
-def trace(model: nn.Module, mode: FakeTensorMode, max_seq_len: int) -> Traced:
-    """Exports the fake ``model``. Raises UnsupportedModelError with the reason and, if known, the module."""
+def trace(
+    model: nn.Module, mode: FakeTensorMode, max_seq_len: int, takeovers: Sequence[ModuleTakeover] = ()
+) -> Traced:
+    """Exports the fake ``model``, with plugins' ops in place of the modules they take over.
+
+    Raises UnsupportedModelError with the reason and, if known, the module.
+    """
     name = type(model).__name__
     notes = freeze_frequencies(model, max_seq_len)
+    taken = take_over(model, takeovers)
     replaced = replace_norms(model) | replace_activations(model) | override_forwards(model)
     rotations = RopeReport()
     wrapper = PackedCausalLM(model).eval()
@@ -87,7 +96,7 @@ def trace(model: nn.Module, mode: FakeTensorMode, max_seq_len: int) -> Traced:
         raise UnsupportedModelError(
             f"{name} cannot be traced: {type(error).__name__}: {_first_lines(error)}"
         ) from error
-    return Traced(program, replaced | rotations.functions, notes)
+    return Traced(program, replaced | taken | rotations.functions, notes)
 
 
 def modeling_modules(model: nn.Module) -> list[ModuleType]:

@@ -167,6 +167,8 @@ class GraphBuilder:
             value_info=[self._values[value] for value in sorted(inner)],
         )
         imports = [helper.make_opsetid("", ops.OPSET), helper.make_opsetid(ops.DOMAIN, ops.DOMAIN_VERSION)]
+        plugins = {node.domain for node in nodes} - {"", ops.DOMAIN}
+        imports += [helper.make_opsetid(domain, 1) for domain in sorted(plugins)]
         # IR version 11 is what belongs to opset 23; newer ones are refused by older readers for no gain.
         return helper.make_model(graph, opset_imports=imports, ir_version=11, producer_name="castiron")
 

@@ -13,13 +13,14 @@ from castiron.errors import UnsupportedModelError
 
 from .. import ops
 from .arguments import is_tensor
+from .custom import CUSTOM
 from .elementwise import ELEMENTWISE
 from .emitter import Emitter, Resolve
 from .functional import functional
 from .linear import LINEAR
 from .movement import MOVEMENT
 
-_HANDLERS = {**ELEMENTWISE, **LINEAR, **MOVEMENT}
+_HANDLERS = {**ELEMENTWISE, **LINEAR, **MOVEMENT, **CUSTOM}
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ def replace_patterns(rewriter: Rewriter, ctx: PassContext) -> int:
         model, count = _replace(model, pattern)
         if not count:
             raise BuildError(
-                f"the plugin pattern {pattern.name!r} matches nothing in this model; see the graph that it is "
-                "matched against: castiron build --dump-graph DIR, the file before replace_patterns"
+                f"the plugin pattern {pattern.name!r} matches nothing in this model; see the graph that it "
+                "is matched against: castiron build --dump-graph DIR, the file before replace_patterns"
             )
         applied += count
     rewriter.adopt(gs.import_onnx(model))

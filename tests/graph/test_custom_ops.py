@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from castiron.errors import BuildError
-from castiron.graph.custom import CustomOp, Pattern, check_custom_ops
+from castiron.graph import capture
+from castiron.graph.checkpoint import Checkpoint
+from castiron.graph.custom import CustomOp, ModuleTakeover, Pattern, check_custom_ops
 from castiron.graph.evaluate import GraphEvaluator
 from castiron.graph.passes import PassContext, run_passes
 from hand_built import llama
+from zoo import make_checkpoint
+
+from castiron.errors import BuildError, UnsupportedModelError
 
 TOKENS = [3, 7, 1, 50, 22, 9, 9, 0]
 
@@ -84,3 +89,52 @@ def test_an_op_that_no_plugin_defines_is_refused(tmp_path: Path) -> None:
 def test_an_op_needs_a_domain_of_its_own(name: str) -> None:
     with pytest.raises(BuildError, match=r"expected 'domain.Op'"):
         CustomOp(name, ("x",), lambda x: [x], lambda x: x)
+
+
+def swiglu(x: Any, gate: Any, up: Any, down: Any) -> Any:
+    g = x @ gate.T
+    return (g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T
+
+
+MLP = CustomOp("demo.Mlp", ("x", "gate", "up", "down"), lambda x, gate, up, down: [(x[0], down[0])], swiglu)
+TAKEOVER = ModuleTakeover(
+    "transformers.models.llama.modeling_llama.LlamaMLP",
+    MLP,
+    weights=("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
+)
+
+
+def test_a_module_that_a_plugin_takes_over_becomes_its_op_on_packed_rows(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path)
+    with Checkpoint.open(tmp_path) as checkpoint:
+        captured = capture(checkpoint, takeovers=[TAKEOVER])
+        plain = capture(checkpoint)
+    assert captured.report.replaced["LlamaMLP"] == "demo.Mlp"
+    after = rewritten(captured.model)
+    check_custom_ops(after, {MLP.name: MLP})
+    found = [node for node in after.graph.node if node.op_type == "Mlp"]
+    assert len(found) == len(plain.layers)
+    expected = GraphEvaluator(plain.model).run(TOKENS)
+    np.testing.assert_allclose(
+        GraphEvaluator(after, custom=[MLP]).run(TOKENS), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
+    )
+
+
+def test_a_takeover_whose_reference_is_not_the_module_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path)
+    wrong = replace(TAKEOVER, op=replace(MLP, reference=lambda *operands: -swiglu(*operands)))
+    with (
+        Checkpoint.open(tmp_path) as checkpoint,
+        pytest.raises(UnsupportedModelError, match="differs from the source model"),
+    ):
+        capture(checkpoint, takeovers=[wrong])
+
+
+def test_a_takeover_of_a_class_that_the_model_lacks_names_those_that_it_has(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path)
+    other = replace(TAKEOVER, module="transformers.models.gemma.modeling_gemma.GemmaMLP")
+    with (
+        Checkpoint.open(tmp_path) as checkpoint,
+        pytest.raises(BuildError, match=r"GemmaMLP, which this model does not have.*LlamaMLP"),
+    ):
+        capture(checkpoint, takeovers=[other])
