@@ -5,110 +5,121 @@
 template <bool kBf16>
 CASTIRON_INLINE Vec load_cached(const std::byte* base, int64_t element) {
     if constexpr (kBf16) {
-        return load_bf16(reinterpret_cast<const uint16_t*>(base) + element);
+        return load_bf16_mixed(reinterpret_cast<const uint16_t*>(base) + element);
     } else {
         return load(reinterpret_cast<const float*>(base) + element);
     }
 }
 
-// scores[r][0..31] = q[r] · keys of one block, [head_dim][32].
-template <int R, bool kBf16>
-static void score_tile(const float* q, int64_t q_stride, int head_dim, const std::byte* keys, float* scores) {
-    Vec c[R][2];
-    for (int r = 0; r < R; ++r) c[r][0] = c[r][1] = zero();
-    for (int d = 0; d < head_dim; ++d) {
-        const Vec k0 = load_cached<kBf16>(keys, d * 32);
-        const Vec k1 = load_cached<kBf16>(keys, d * 32 + 16);
-        for (int r = 0; r < R; ++r) {
-            const Vec b = set1(q[r * q_stride + d]);
-            c[r][0] = fma(b, k0, c[r][0]);
-            c[r][1] = fma(b, k1, c[r][1]);
-        }
+// In the order of lanes that is cheapest (simd's load_bf16_mixed); in_order puts a sum right.
+template <bool kBf16>
+CASTIRON_INLINE Vec in_order(Vec v) {
+    if constexpr (kBf16) {
+        return unmix(v);
+    } else {
+        return v;
     }
-    for (int r = 0; r < R; ++r) {
-        store(scores + r * kSegmentKeys, c[r][0]);
-        store(scores + r * kSegmentKeys + 16, c[r][1]);
+}
+
+// What the scores of one block ask for meanwhile, two lines for each element of a key: the block's values,
+// and the keys that come next. Nothing is read, so either may be longer or shorter than the block.
+struct NextLines {
+    const std::byte* values;
+    const std::byte* keys;
+};
+
+// scores[r][v * 16...] = q[r] · keys, V * 16 keys of one block of [head_dim][32].
+template <int R, int V, bool kBf16>
+CASTIRON_KERNEL void score_tile(const float* q, int64_t q_stride, int head_dim, const std::byte* keys,
+                                float* scores, NextLines next) {
+    Vec c[R][V];
+    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED { c[r.value][v.value] = zero(); });
+    constexpr int kLines = kBf16 ? 1 : 2;
+    for (int d = 0; d < head_dim; ++d) {
+        unrolled<kLines>([&](auto line) CASTIRON_UNROLLED {
+            prefetch(next.values + (d * kLines + line.value) * 64);
+            prefetch(next.keys + (d * kLines + line.value) * 64);
+        });
+        unrolled<V>([&](auto v) CASTIRON_UNROLLED {
+            const Vec k = load_cached<kBf16>(keys, d * 32 + v.value * 16);
+            unrolled<R>([&](auto r) CASTIRON_UNROLLED {
+                c[r.value][v.value] = fma(set1(q[r.value * q_stride + d]), k, c[r.value][v.value]);
+            });
+        });
+    }
+    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED {
+        store(scores + r.value * kSegmentKeys + v.value * 16, in_order<kBf16>(c[r.value][v.value]));
+    });
+}
+
+// f(first row, Int<R>) over groups of R rows, nearly equal ones.
+template <typename F>
+CASTIRON_INLINE void for_row_groups(int64_t rows, F f) {
+    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t begin = rows * g / groups;
+        with_rows<kTileRows>(rows * (g + 1) / groups - begin, [&](auto r) { f(begin, r); });
     }
 }
 
 template <bool kBf16>
 static void score_block(const float* q, int64_t q_stride, int rows, int head_dim, const std::byte* keys,
-                        float* scores) {
-    int r = 0;
-    for (; r + kScoreRows <= rows; r += kScoreRows) {
-        score_tile<kScoreRows, kBf16>(q + r * q_stride, q_stride, head_dim, keys, scores + r * kSegmentKeys);
-    }
-    for (; r + 2 <= rows; r += 2) {
-        score_tile<2, kBf16>(q + r * q_stride, q_stride, head_dim, keys, scores + r * kSegmentKeys);
-    }
-    for (; r < rows; ++r) {
-        score_tile<1, kBf16>(q + r * q_stride, q_stride, head_dim, keys, scores + r * kSegmentKeys);
-    }
+                        float* scores, NextLines next) {
+    constexpr int64_t kElement = kBf16 ? 2 : 4;
+    for_row_groups(rows, [&](int64_t row, auto r) {
+        constexpr int V = attention_vecs(r.value) < 2 ? 1 : 2;
+        for (int key = 0; key < 32; key += V * 16) {
+            score_tile<r.value, V, kBf16>(q + row * q_stride, q_stride, head_dim, keys + key * kElement,
+                                          scores + row * kSegmentKeys + key, next);
+        }
+    });
 }
 
 // out[r][v] = sum over keys [begin, end) of the segment of weights[r][key] * value[key][v], V vectors wide.
 // The last vector may read past its row into the next one (the pool is padded at its end); those lanes of
 // `out` are padding as well.
 template <int R, int V, bool kBf16>
-static void value_tile(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
-                       int begin, int end, int64_t column, float* out, int64_t out_stride) {
+CASTIRON_KERNEL void value_tile(const std::byte* const* blocks, int64_t v_head_dim, const float* weights,
+                                int begin, int end, int64_t column, float* out, int64_t out_stride) {
     Vec c[R][V];
-    for (int r = 0; r < R; ++r) {
-        for (int v = 0; v < V; ++v) c[r][v] = zero();
-    }
+    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED { c[r.value][v.value] = zero(); });
     for (int key = begin; key < end;) {
         const std::byte* block = blocks[key / 32];
         const int stop = end < (key / 32 + 1) * 32 ? end : (key / 32 + 1) * 32;
         for (; key < stop; ++key) {
-            const int64_t at = static_cast<int64_t>(key % 32) * a.v_head_dim + column;
-            Vec value[V];
-            for (int v = 0; v < V; ++v) value[v] = load_cached<kBf16>(block, at + v * 16);
-            for (int r = 0; r < R; ++r) {
-                const Vec w = set1(weights[r * kSegmentKeys + key]);
-                for (int v = 0; v < V; ++v) c[r][v] = fma(w, value[v], c[r][v]);
-            }
+            const int64_t at = static_cast<int64_t>(key % 32) * v_head_dim + column;
+            unrolled<V>([&](auto v) CASTIRON_UNROLLED {
+                const Vec value = load_cached<kBf16>(block, at + v.value * 16);
+                unrolled<R>([&](auto r) CASTIRON_UNROLLED {
+                    c[r.value][v.value] =
+                        fma(set1(weights[r.value * kSegmentKeys + key]), value, c[r.value][v.value]);
+                });
+            });
         }
     }
-    for (int r = 0; r < R; ++r) {
-        for (int v = 0; v < V; ++v) store(out + r * out_stride + v * 16, c[r][v]);
-    }
-}
-
-template <int R, bool kBf16>
-static void value_rows(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
-                       int begin, int end, float* out, int64_t out_stride) {
-    constexpr int V = vecs_for(R);
-    const int64_t width = padded16(a.v_head_dim);
-    int64_t column = 0;
-    for (; column + V * 16 <= width; column += V * 16) {
-        value_tile<R, V, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
-    }
-    if constexpr (V > 2) {
-        for (; column + 32 <= width; column += 32) {
-            value_tile<R, 2, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
-        }
-    }
-    for (; column < width; column += 16) {
-        value_tile<R, 1, kBf16>(a, blocks, weights, begin, end, column, out + column, out_stride);
-    }
+    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED {
+        store(out + r.value * out_stride + v.value * 16, in_order<kBf16>(c[r.value][v.value]));
+    });
 }
 
 template <bool kBf16>
 static void value_block(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
                         int rows, int begin, int end, float* out, int64_t out_stride) {
-    int r = 0;
-    for (; r + kTileRows <= rows; r += kTileRows) {
-        value_rows<kTileRows, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride,
-                                     out_stride);
-    }
-    for (; r + 3 <= rows; r += 3) {
-        value_rows<3, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride,
-                             out_stride);
-    }
-    for (; r < rows; ++r) {
-        value_rows<1, kBf16>(a, blocks, weights + r * kSegmentKeys, begin, end, out + r * out_stride,
-                             out_stride);
-    }
+    const int64_t width = padded16(a.v_head_dim);
+    for_row_groups(rows, [&](int64_t row, auto r) {
+        constexpr int V = attention_vecs(r.value);
+        const float* w = weights + row * kSegmentKeys;
+        float* to = out + row * out_stride;
+        int64_t column = 0;
+        for (; column + V * 16 <= width; column += V * 16) {
+            value_tile<r.value, V, kBf16>(blocks, a.v_head_dim, w, begin, end, column, to + column,
+                                          out_stride);
+        }
+        for (; column < width; column += 16) {
+            value_tile<r.value, 1, kBf16>(blocks, a.v_head_dim, w, begin, end, column, to + column,
+                                          out_stride);
+        }
+    });
 }
 
 // The first key a query sees; the last one is its own position.
@@ -149,11 +160,12 @@ static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_sta
     const Vec distance = set1(static_cast<float>(segment_start - position));  // of the segment's first key
     Vec m = minus_infinity;
     for (int i = vec_begin; i < vec_end; i += 16) {
-        const Vec key = add(set1(static_cast<float>(i)), lane_index());
         Vec s = mul(load(scores + i), scale);
+        const Vec key = add(set1(static_cast<float>(i)), lane_index());
         if (capped) s = mul(cap, tanh(div(s, cap)));
         if (a.slopes != nullptr) s = add(s, mul(slope, add(key, distance)));
-        s = select(less(key, low_v), minus_infinity, select(less(key, high_v), s, minus_infinity));
+        if (i < low || i + 16 > high)
+            s = select(less(key, low_v), minus_infinity, select(less(key, high_v), s, minus_infinity));
         store(scores + i, s);
         m = max(m, s);
     }
@@ -194,13 +206,19 @@ static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int
         return;
     }
     const size_t element = kBf16 ? 2 : 4;
+    const auto head = static_cast<size_t>(a.kv_head) * 32 * element;
+    const auto keys_at = [&](int64_t block) {
+        return a.cache + static_cast<size_t>(a.block_table[block]) * a.block_bytes +
+               head * static_cast<size_t>(a.head_dim);
+    };
+    const int64_t last_block = row_position(a, row_begin + rows - 1) / 32;
     const std::byte* value_blocks[kSegmentKeys / 32] = {};
     for (int b = begin / 32; b * 32 < end; ++b) {
-        const std::byte* block = a.cache + static_cast<size_t>(a.block_table[start / 32 + b]) * a.block_bytes;
-        const auto head = static_cast<size_t>(a.kv_head) * 32 * element;
-        value_blocks[b] = block + a.v_offset + head * static_cast<size_t>(a.v_head_dim);
-        score_block<kBf16>(packed, packed_stride, rows, a.head_dim,
-                           block + head * static_cast<size_t>(a.head_dim), scores + b * 32);
+        const int64_t block = start / 32 + b;
+        value_blocks[b] = a.cache + static_cast<size_t>(a.block_table[block]) * a.block_bytes + a.v_offset +
+                          head * static_cast<size_t>(a.v_head_dim);
+        const NextLines next{value_blocks[b], keys_at(block < last_block ? block + 1 : block)};
+        score_block<kBf16>(packed, packed_stride, rows, a.head_dim, keys_at(block), scores + b * 32, next);
     }
     for (int r = 0; r < rows; ++r) {
         float* partial = partials + r * partial_stride;

@@ -19,10 +19,12 @@ inline constexpr int kTileVecs = 1;
 // Over bf16 pairs the halves of a pair and a mask need registers too: six rows spill an accumulator (62
 // GFLOP/s on one Zen 3 core), four reach 92 and their eight accumulators still cover the latency.
 inline constexpr int kPairTileRows = 4;
-// Query rows at once against 32 keys: 8 accumulators, 4 keys, 1 broadcast.
-inline constexpr int kScoreRows = 2;
 // Vectors at once for a tile of `rows` rows.
 inline constexpr int vecs_for(int rows) {
+    return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+}
+// The same over cached keys or values, which are taken one vector at a time.
+inline constexpr int attention_vecs(int rows) {
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
@@ -71,6 +73,15 @@ CASTIRON_INLINE __m256 widen_bf16(__m128i h) {
 CASTIRON_INLINE Vec load_bf16(const uint16_t* p) {
     return {widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+// The same at half the cost, but its lanes are elements 0 to 3, 8 to 11, 4 to 7, 12 to 15 until unmix.
+CASTIRON_INLINE Vec load_bf16_mixed(const uint16_t* p) {
+    const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), low = _mm256_setzero_si256();
+    return {_mm256_castsi256_ps(_mm256_unpacklo_epi16(low, h)),
+            _mm256_castsi256_ps(_mm256_unpackhi_epi16(low, h))};
+}
+CASTIRON_INLINE Vec unmix(Vec v) {
+    return {_mm256_permute2f128_ps(v.lo, v.hi, 0x20), _mm256_permute2f128_ps(v.lo, v.hi, 0x31)};
 }
 // Sixteen pairs of bf16: the first and the second of each.
 CASTIRON_INLINE Vec load_pair_even(const uint16_t* p) {

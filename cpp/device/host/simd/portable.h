@@ -15,10 +15,13 @@ inline constexpr int kLanes = 16;
 inline constexpr int kTileRows = 12;
 inline constexpr int kTileVecs = 2;
 inline constexpr int kPairTileRows = 12;
-inline constexpr int kScoreRows = 8;  // query rows at once against 32 keys
 // Vectors at once for a tile of `rows` rows.
 inline constexpr int vecs_for(int rows) {
     return rows <= 2 ? 8 : rows <= 4 ? 24 / rows - 1 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2;
+}
+// The same over cached keys or values, which are taken one vector at a time.
+inline constexpr int attention_vecs(int rows) {
+    return rows <= 6 ? 4 : 2;
 }
 
 template <typename F>
@@ -54,6 +57,13 @@ CASTIRON_INLINE void store_n(float* p, Vec v, int n) {
 }
 CASTIRON_INLINE Vec load_bf16(const uint16_t* p) {
     return each([=](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
+}
+// simd/avx2.h has a cheaper order of lanes; here there is none.
+CASTIRON_INLINE Vec load_bf16_mixed(const uint16_t* p) {
+    return load_bf16(p);
+}
+CASTIRON_INLINE Vec unmix(Vec v) {
+    return v;
 }
 CASTIRON_INLINE Vec load_pair_even(const uint16_t* p) {
     return each([=](int i) { return from_bits(static_cast<uint32_t>(p[2 * i]) << 16); });
