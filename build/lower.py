@@ -29,7 +29,7 @@ from .weights import WeightGraph
 WEIGHT_DTYPES: dict[str, WeightDType] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 #: Rows of a query tile of prefill attention (symbol P): as many as keep the matrix units of every
 #: architecture busy while a tile and two stages of keys and values fit 99 KB of shared memory.
-PREFILL_TILE = 64
+PREFILL_TILE = 128
 
 #: Values that the runtime reads after sampling: name, dtype, columns.
 _SAMPLED: tuple[tuple[str, Literal["f32", "i32"], int], ...] = (

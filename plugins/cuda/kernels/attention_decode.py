@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_math import LOG2E, attention_scores, first_visible, online_softmax, product
+from .attention_math import LOG2E, attention_scores, cache_blocks, first_visible, online_softmax, product
 
 
 @triton.jit
@@ -89,10 +89,13 @@ def attention_decode(
         peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
         mass = tl.zeros([BLOCK_H], tl.float32)
         sums = tl.zeros([BLOCK_H, PADDED_V_DIM], tl.float32)
+        # Read a tile ahead: what waits for an address must not wait for the table too.
+        blocks = cache_blocks(table, start, stop, BLOCK_N)
         for first in tl.range(start, stop, BLOCK_N):
             keys = first + tl.arange(0, BLOCK_N)
             inside = keys < stop
-            block = tl.load(table + keys // 32, mask=inside, other=0).to(tl.int64) * BLOCK_STRIDE
+            block = blocks.to(tl.int64) * BLOCK_STRIDE
+            blocks = cache_blocks(table, first + BLOCK_N, stop, BLOCK_N)
             k_row = k_cache + (block + (kv_head * 32 + keys % 32) * HEAD_DIM)
             v_row = v_cache + (block + (kv_head * 32 + keys % 32) * V_HEAD_DIM)
             # What lies behind the last key may be NaN, which a weight of 0 would not silence.

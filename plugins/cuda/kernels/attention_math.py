@@ -46,6 +46,20 @@ def attention_scores(
 
 
 @triton.jit
+def cache_blocks(table, first, stop, BLOCK_N: tl.constexpr):
+    """The block of each of BLOCK_N keys from ``first`` on, 0 from ``stop`` on; ``first`` begins a block.
+
+    One number for 32 keys at a time: addresses then differ by constants, which saves registers.
+    """
+    lane = tl.arange(0, BLOCK_N)
+    blocks = lane * 0
+    for part in tl.static_range(BLOCK_N // 32):
+        block = tl.load(table + first // 32 + part, mask=first + 32 * part < stop, other=0)
+        blocks = tl.where(lane // 32 == part, block, blocks)
+    return blocks
+
+
+@triton.jit
 def first_visible(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """The first key that a query at this position sees."""
     first = 0

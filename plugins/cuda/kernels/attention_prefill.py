@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_math import LOG2E, attention_scores, first_visible, online_softmax, product
+from .attention_math import LOG2E, attention_scores, cache_blocks, first_visible, online_softmax, product
 
 
 @triton.jit
@@ -39,15 +39,14 @@ def _attend(
     sums, mass, peak = state
     dims = tl.arange(0, PADDED_DIM)
     v_dims = tl.arange(0, PADDED_V_DIM)
+    lane = tl.arange(0, BLOCK_N)
+    # Read a tile ahead: what waits for an address must not wait for the table too.
+    blocks = cache_blocks(table, start, stop, BLOCK_N)
     for first in tl.range(start, stop, BLOCK_N):
-        keys = first + tl.arange(0, BLOCK_N)
+        keys = first + lane
         inside = keys < end
-        # A block id for each key: 32 lanes read the same one.
-        if MASKED:
-            blocks = tl.load(table + keys // 32, mask=inside, other=0)
-        else:
-            blocks = tl.load(table + keys // 32)
         block = blocks.to(tl.int64) * BLOCK_STRIDE
+        blocks = cache_blocks(table, first + BLOCK_N, stop, BLOCK_N)
         k_at = k_cache + (block + (keys % 32) * HEAD_DIM)[:, None] + dims[None, :]
         v_at = v_cache + (block + (keys % 32) * V_HEAD_DIM)[:, None] + v_dims[None, :]
         if PADDED_DIM == HEAD_DIM:
