@@ -232,7 +232,7 @@ TACTICS = (
     Tactic("cuda.identity", "Identity", "cuda", _any, _same_bytes, _free, reference.same),
     Tactic("cuda.transpose", "Transpose", "cuda", _moves, _transpose, bandwidth_cost, reference.transpose),
     Tactic("cuda.slice", "Slice", "cuda", _slice_fits, _slice, bandwidth_cost, reference.cut),
-    Tactic("cuda.split", "Split", "cuda", _split_fits, _split, bandwidth_cost),
+    Tactic("cuda.split", "Split", "cuda", _split_fits, _split, bandwidth_cost, reference.split),
     Tactic("cuda.concat", "Concat", "cuda", _concat_fits, _concat, bandwidth_cost, reference.concat),
     Tactic("cuda.expand", "Expand", "cuda", _moves, _expand, bandwidth_cost, reference.expand),
 )

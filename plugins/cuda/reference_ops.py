@@ -197,3 +197,13 @@ def reducing(fn: str) -> Callable[..., tuple[Array]]:
 def matmul(a: Array, b: Array) -> tuple[Array]:
     """Products of the last two axes."""
     return (np.asarray(a, np.float64) @ np.asarray(b, np.float64),)
+
+
+def split(x: Array, sizes: Array | None = None, *, axis: int = 0, num_outputs: int = 1) -> tuple[Array, ...]:
+    """ONNX Split: by sizes, or into parts of equal size, the last of which may be smaller."""
+    if sizes is None:
+        part = -(-x.shape[axis] // num_outputs)
+        ends = [part * (index + 1) for index in range(num_outputs - 1)]
+    else:
+        ends = [int(end) for end in np.cumsum(sizes)[:-1]]
+    return tuple(np.split(x, ends, axis=axis))

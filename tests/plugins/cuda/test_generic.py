@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from castiron.plugins import Operand, Tactic
+from castiron.plugins import Operand, Tactic, host
 from castiron.plugins.cuda import TACTICS
 from lowering import assert_close, run, to_torch
 
@@ -26,6 +26,12 @@ def values(shape: Shape, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def numbers(name: str, *given: int) -> tuple[Operand, None]:
     return Operand(name, (len(given),), "i32", constant=True, values=np.array(given)), None
+
+
+def test_every_op_that_the_host_computes_has_a_cuda_tactic_with_a_reference() -> None:
+    kinds = {tactic.kind for tactic in TACTICS}
+    assert {tactic.kind for tactic in host.TACTICS} <= kinds
+    assert [tactic.name for tactic in TACTICS if tactic.reference is None] == []
 
 
 FUNCTIONS = {
@@ -208,6 +214,9 @@ def test_split_and_concat_undo_each_other(shape: Shape, axis: int) -> None:
     )
     for piece, expected in zip(pieces, np.split(x, [2, 5], axis=axis), strict=True):
         np.testing.assert_array_equal(piece.numpy(), expected)
+    reference = BY_NAME["cuda.split"].reference
+    assert reference is not None
+    assert [part.shape for part in reference(x, np.array([2, 3, 4]), axis=axis)] == [fixed(p) for p in parts]
     (y,) = run(
         BY_NAME["cuda.concat"],
         "Concat",
