@@ -13,7 +13,7 @@ from .reference_cache import write_kv
 from .types import next_power_of_two, pointer
 
 ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
-#: Elements of a token that one program of four warps moves: 8 for each thread, a load of 16 bytes.
+#: Elements of a token that one program of two warps moves: loads of 16 bytes for each thread.
 _ELEMENTS_PER_PROGRAM = 1024
 
 
@@ -82,6 +82,7 @@ def _write_kv(op: Op, context: Context) -> Lowering:
             "PADDED_DIM": next_power_of_two(cache.head_dim),
             "PADDED_V_DIM": next_power_of_two(cache.v_head_dim),
         },
+        num_warps=2,
     )
     args = (
         value(k.name),

@@ -36,24 +36,28 @@ def rotate_heads(
     pair = tl.arange(0, PADDED_HALF)
     exists = (heads < count)[:, None]
     mask = exists & (pair < HALF)[None, :]
-    if INTERLEAVED:
-        first = 2 * pair
-        second = 2 * pair + 1
-    else:
-        first = pair
-        second = pair + HALF
+    # Neighbours are read and written side by side, 16 bytes at a time, and taken apart in registers.
+    both = tl.arange(0, 2 * PADDED_HALF)
+    both_mask = exists & (both < ROTARY_DIM)[None, :]
     x_head = x_row + heads[:, None] * x_step
-    a = tl.load(x_head + first[None, :], mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(x_head + second[None, :], mask=mask, other=0.0).to(tl.float32)
+    if INTERLEAVED:
+        x = tl.load(x_head + both[None, :], mask=both_mask, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(x, [heads.shape[0], PADDED_HALF, 2]))
+    else:
+        a = tl.load(x_head + pair[None, :], mask=mask, other=0.0).to(tl.float32)
+        b = tl.load(x_head + HALF + pair[None, :], mask=mask, other=0.0).to(tl.float32)
     angle = position.to(tl.int64) * HALF + pair
     c = tl.load(cos + angle, mask=pair < HALF, other=0.0)[None, :]
     s = tl.load(sin + angle, mask=pair < HALF, other=0.0)[None, :]
-    if CONCAT_HALVES:
-        first = pair
-        second = pair + HALF
+    first = (a * c - b * s).to(y_row.dtype.element_ty)
+    second = (b * c + a * s).to(y_row.dtype.element_ty)
     y_head = y_row + heads[:, None] * y_step
-    tl.store(y_head + first[None, :], (a * c - b * s).to(y_row.dtype.element_ty), mask=mask)
-    tl.store(y_head + second[None, :], (b * c + a * s).to(y_row.dtype.element_ty), mask=mask)
+    if INTERLEAVED and not CONCAT_HALVES:
+        y = tl.reshape(tl.join(first, second), [heads.shape[0], 2 * PADDED_HALF])
+        tl.store(y_head + both[None, :], y, mask=both_mask)
+    else:
+        tl.store(y_head + pair[None, :], first, mask=mask)
+        tl.store(y_head + HALF + pair[None, :], second, mask=mask)
     if ROTARY_DIM < HEAD_DIM:
         rest = ROTARY_DIM + tl.arange(0, PADDED_REST)
         mask = exists & (rest < HEAD_DIM)[None, :]
