@@ -162,6 +162,26 @@ def test_gated_products_multiply_the_activated_gate_with_up(rows: int, bias: boo
     close(values["y"], expected, k)
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_random_products_on_random_targets(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = int(rng.choice([1, 5, 16, 17, 40, 64, 70, 256, 260]))
+    n, k = (int(size) for size in rng.integers(1, 300, 2))
+    if rng.random() < 0.5:
+        n, k = 16 * (n // 16 + 1), 16 * (k // 16 + 1)
+    choices = {
+        "target": str(rng.choice(["sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_80"])),
+        "half": str(rng.choice(["bf16", "f16"])),
+        "x_dtype": str(rng.choice(["f32", "half"])),
+        "bias": bool(rng.random() < 0.5),
+        "residual": bool(rng.random() < 0.5),
+        "activation": str(rng.choice(["none", "silu", "gelu_tanh", "relu2"])),
+    }
+    print(f"seed {seed}: {rows} x {n} x {k}, {choices}")
+    choices["x_dtype"] = choices["half"] if choices["x_dtype"] == "half" else "f32"
+    run_linear(rows, n, k, **choices)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("grid", [1, 3])
 def test_persistent_blocks_with_tma_cover_every_tile_once(gated: bool, grid: int) -> None:
