@@ -6,6 +6,8 @@
 #include "device/host/kernels/table.h"
 
 #define CASTIRON_TILE_ROWS 12
+// An oracle need not be fast, and its unrolled tiles would be 2 MB of code and most of a minute of compiling.
+#define CASTIRON_KEEP_LOOPS
 
 namespace castiron::host::portable {
 

@@ -17,10 +17,17 @@ struct Int {
 
 template <int N, typename F>
 CASTIRON_INLINE void unrolled(F f) {
+#ifdef CASTIRON_KEEP_LOOPS
+    struct Index {
+        int value;
+    };
+    for (int i = 0; i < N; ++i) f(Index{i});
+#else
     if constexpr (N > 0) {
         unrolled<N - 1>(f);
         f(Int<N - 1>{});
     }
+#endif
 }
 
 template <int N, int M, typename F>
