@@ -1,6 +1,6 @@
-"""Cubins without machine code: what a driver reads of one to load and launch it.
+"""Cubins (and PTX) without machine code: what a driver reads of one to load and launch it.
 
-Tests of whole models on the virtual device run kernels in the interpreter, and need no compiler for that: with
+Tests of whole models on the virtual device run kernels in the interpreter and need no compiler for that: with
 these in place of compiled kernels fifty model families build in a minute.
 """
 
@@ -66,3 +66,15 @@ def synthetic_cubin(
         len(sections) - 1,
     )
     return identity + header + body + headers
+
+
+def synthetic_ptx(
+    function: str, param_sizes: Sequence[int], compute_capability: int, threads: int, tag: str
+) -> bytes:
+    """PTX of ISA 8.0 with one kernel that does nothing; arguments as for ``synthetic_cubin``."""
+    params = ", ".join(f".param .u{8 * size} p{index}" for index, size in enumerate(param_sizes))
+    comment = "".join(f"// {line}\n" for line in tag.splitlines())
+    return (
+        f".version 8.0\n.target sm_{compute_capability}\n.address_size 64\n{comment}"
+        f".visible .entry {function}({params}) .reqntid {threads} {{ ret; }}\n"
+    ).encode()

@@ -110,7 +110,7 @@ def _check(kernel: Kernel, launch: Launch) -> None:
     hidden = [any(raw) for raw in launch.params[len(kernel.params) :]]
     if hidden != [bool(kernel.scratch_bytes) and index == 0 for index in range(len(hidden))]:
         raise ValueError(
-            f"kernel {kernel.name}: only the first hidden pointer may be set, and only if it has scratch memory"
+            f"kernel {kernel.name}: only the first hidden pointer may be set, and only with scratch memory"
         )
 
 

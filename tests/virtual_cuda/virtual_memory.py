@@ -81,7 +81,8 @@ def checking(checker: AccessChecker) -> Iterator[None]:
 
     def checked_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
         checker.check("load", pointers.data, mask.data, item_size(pointers))
-        if other is None:
+        # Of a scalar load the interpreter forgets an `other` of 0.
+        if other is None and pointers.data.size > 1:
             element = pointers.get_element_ty()
             other = TensorHandle(_undefined(pointers.data.shape, _get_np_dtype(element)), element)
         return load(self, pointers, mask, other, *rest)

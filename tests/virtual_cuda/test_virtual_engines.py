@@ -1,0 +1,95 @@
+"""Engines of CUDA targets on the virtual device, through the runtime that serves them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from castiron.build import BuildOptions, build
+from castiron.runtime import ModelRunner
+from transformers import AutoModelForCausalLM
+from virtual_gpu import VirtualGpu
+from virtual_process import in_process
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
+from zoo import make_checkpoint
+
+LIMITS: dict[str, Any] = {
+    "max_batch_size": 4,
+    "max_num_tokens": 16,
+    "max_seq_len": 96,
+    "max_logit_rows": 16,
+    "verify": "never",
+}
+#: bfloat16 weights and activations (2⁻⁹ relative each) through two layers, logits of size two.
+TOLERANCE = 0.06
+PROMPT = [5, 9, 77, 30, 22, 140, 9, 3, 60, 61, 62, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama") / "model"
+    make_checkpoint("llama", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Path:
+    """For host, two architectures and PTX, with kernels as the compilers make them."""
+    path = model.parent / "engine"
+    build(model, path, BuildOptions(targets=("host", "sm_80", "sm_90"), **LIMITS))
+    return path
+
+
+def source_logits(model: Path, tokens: list[int]) -> np.ndarray[Any, Any]:
+    source = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        return np.asarray(source.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy())
+
+
+def generate(engine: Path, cc: int, *, graphs: bool = True, **driver: int) -> dict[str, Any]:
+    """Logits of PROMPT, its greedy continuation, and what the driver saw."""
+    gpu = VirtualGpu(engine, cc, **driver)
+    with ModelRunner.from_dir(engine, device="cuda", cuda_graphs=graphs, kv_cache_blocks=8) as runner:
+        logits = runner.context_logits(PROMPT)
+        result = runner.generate(input_ids=[PROMPT], max_new_tokens=5, logprobs=3, ignore_eos=True)
+        output = result[0].outputs[0]
+        stats, device = runner.stats(), str(runner.device)
+    return {
+        "logits": logits,
+        "tokens": output.token_ids,
+        "logprobs": [entry.logprob for entry in output.logprobs],
+        "graph_steps": stats["graph_steps"],
+        "device": device,
+        "faults": gpu.driver.faults(),
+        "alive": gpu.driver.alive(),
+    }
+
+
+@pytest.mark.parametrize(("cc", "target"), [(90, "sm_90"), (80, "sm_80"), (86, "sm_80"), (120, "compute_80")])
+def test_logits_are_those_of_transformers(model: Path, engine: Path, cc: int, target: str) -> None:
+    found = in_process(generate, engine, cc)
+    assert found["faults"] == []
+    assert target in found["device"]
+    assert np.abs(found["logits"] - source_logits(model, PROMPT)).max() < TOLERANCE
+    whole = source_logits(model, PROMPT + found["tokens"])[len(PROMPT) - 1 : -1]
+    short = whole.max(axis=1) - whole[np.arange(5), found["tokens"]]
+    assert short.max() < 2 * TOLERANCE  # each token is the source's best, or a tie of rounding with it
+
+
+def test_replayed_steps_are_those_of_eager_launches_bit_by_bit(engine: Path) -> None:
+    replayed, eager = (in_process(generate, engine, 90, graphs=graphs) for graphs in (True, False))
+    assert replayed["graph_steps"] > 0
+    assert eager["graph_steps"] == 0
+    assert replayed["tokens"] == eager["tokens"]
+    assert replayed["logprobs"] == eager["logprobs"]
+    np.testing.assert_array_equal(replayed["logits"], eager["logits"])
+
+
+def test_everything_that_was_made_on_the_device_is_destroyed(engine: Path) -> None:
+    alive = in_process(generate, engine, 90)["alive"]
+    assert alive == type(alive)(0, 0, 0, 0, 0, 0)

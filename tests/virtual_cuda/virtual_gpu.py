@@ -1,0 +1,78 @@
+"""Engines on the virtual device: builds without a compiler, and what a test process needs to run one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from castiron.build.kernels import compile as kernels
+from castiron.build.kernels.job import Compiled, CudaJob, TritonJob
+from castiron.engines import open_engine
+from synthetic_cubin import synthetic_cubin, synthetic_ptx
+from virtual_driver import VirtualDriver
+from virtual_interpreter import Interpreter
+
+_SIZES = {"i32": 4, "fp32": 4, "i64": 8}
+
+
+class VirtualGpu:
+    """The virtual device of this process with the kernels of an engine.
+
+    Attributes:
+        driver: faults, counters, injected failures.
+        interpreter: counts launches by kernel.
+    """
+
+    def __init__(self, engine_dir: Path, compute_capability: int = 90, **options: int) -> None:
+        self.driver = VirtualDriver(compute_capability, **options)
+        self.interpreter = Interpreter(self.driver)
+        engine = open_engine(engine_dir)
+        for target in engine.targets:
+            if target != "host":
+                self.interpreter.add_program(engine.program(target), engine.kernel_images(target))
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Builds inside give their kernels images without machine code, and leave the user's cache alone."""
+
+    def compile_all(jobs: Sequence[tuple[Any, str]], done: Callable[[int, Compiled], None]) -> None:
+        for index, (job, label) in enumerate(jobs):
+            done(index, _compiled(job, label))
+
+    class NoCache:
+        def get(self, key: str) -> None:
+            return None
+
+        def put(self, key: str, compiled: Compiled) -> None:
+            pass
+
+    with (
+        mock.patch.object(kernels, "compile_all", compile_all),
+        mock.patch.object(kernels, "KernelCache", NoCache),
+        mock.patch.object(kernels, "_inspected", iter),
+    ):
+        yield
+
+
+def _compiled(job: TritonJob | CudaJob, label: str) -> Compiled:
+    assert isinstance(job, TritonJob), f"{label}: only Triton kernels are made without a compiler"
+    function = job.function.rpartition(".")[2]
+    sizes = [_SIZES.get(kind, 8) for _, kind in job.types] + [8, 8]
+    threads = 32 * job.num_warps
+    tag = repr((job, label))
+    resources = {"static_shared_bytes": 0, "spills": 0, "registers": 32, "matrix_instructions": 1}
+    return Compiled(
+        function=function,
+        cubin=synthetic_cubin(function, sizes, job.compute_capability, threads, tag),
+        ptx=synthetic_ptx(function, sizes, job.compute_capability, threads, tag) if job.ptx_only else b"",
+        threads=threads,
+        shared_bytes=0,
+        hidden_pointers=2,
+        scratch_bytes=0,
+        has_dot=False,
+        resources=resources,
+    )
