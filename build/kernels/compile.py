@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from typing import Any, cast
@@ -16,11 +17,12 @@ from ...plugins.launch import CudaKernel, HostKernel, TritonKernel
 from ...plugins.targets import TARGETS, Target
 from ..launches import KernelRequest, param_types
 from ..lower import Lowered
+from . import sass
 from .cache import KernelCache, cache_key
 from .job import Compiled, CudaJob, TritonJob
 from .native import compile_native
 from .occupancy import occupancy
-from .pool import compile_all
+from .pool import compile_all, cpus
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,37 @@ def _compile_tasks(
     advance(len(tasks) - len(missing))
     todo = list(missing.values())
 
+    fresh: list[tuple[_Task, Compiled]] = []
+
     def done(index: int, compiled: Compiled) -> None:
-        _check(todo[index], compiled)
-        cache.put(todo[index].key, compiled)
-        found[todo[index].key] = compiled
+        fresh.append((todo[index], compiled))
         advance(1)
 
-    compile_all([(task.job, task.label) for task in todo], done)
+    try:
+        compile_all([(task.job, task.label) for task in todo], done)
+    finally:  # what is compiled stays compiled, whatever ends this build
+        for task, compiled in _inspected(fresh):
+            cache.put(task.key, compiled)
+            found[task.key] = compiled
     for task in tasks:
         _check(task, found[task.key])
     return found, len(tasks) - len(missing)
+
+
+def _inspected(fresh: Sequence[tuple[_Task, Compiled]]) -> Iterator[tuple[_Task, Compiled]]:
+    """The kernels with their instruction mix, read from the SASS in one run for each architecture."""
+    groups: dict[int, list[tuple[_Task, Compiled]]] = {}
+    for task, compiled in fresh:
+        groups.setdefault(task.target.compute_capability, []).append((task, compiled))
+
+    def mixes(capability: int) -> list[dict[str, Any]]:
+        kernels = [(compiled.cubin, compiled.function) for _, compiled in groups[capability]]
+        return sass.instruction_mixes(kernels, capability)
+
+    with ThreadPoolExecutor(max(1, cpus())) as threads:
+        for group, found in zip(groups.values(), threads.map(mixes, groups), strict=True):
+            for (task, compiled), mix in zip(group, found, strict=True):
+                yield task, replace(compiled, resources=compiled.resources | mix)
 
 
 def _with_kernels(

@@ -89,7 +89,7 @@ def compile_all(
         else:
             answers.put(None)
 
-    running = min(len(jobs), _cpus())
+    running = min(len(jobs), cpus())
     failure: BaseException | None = None
     with ThreadPoolExecutor(max(1, running), "castiron-compile") as threads:
         for _ in range(running):
@@ -122,6 +122,7 @@ def _drain(waiting: queue.SimpleQueue[int]) -> None:
         pass
 
 
-def _cpus() -> int:
+def cpus() -> int:
+    """CPUs that this process may use."""
     known = getattr(os, "sched_getaffinity", None)  # Linux: what this process may use
     return len(known(0)) if known is not None else os.cpu_count() or 1

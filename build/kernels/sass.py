@@ -6,9 +6,11 @@ Read with the tools of Triton's wheel, so that no CUDA toolkit is needed.
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +23,70 @@ _MATRIX = {
     "mma": re.compile(r"[HIBDQO]MMA"),
 }
 #: A line of SASS: address, perhaps a predicate, then opcode with its suffixes.
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 _USAGE = re.compile(r"Function (\S+):\s*\n?\s*(REG:[^\n]*)")
-_TIMEOUT = 120.0
+_ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_TIMEOUT = 300.0
 
 
-def inspect(cubin: bytes, function: str) -> dict[str, Any]:
-    """Registers per thread, spills, static shared memory and the instruction mix of ``function``.
+def usage(cubin: bytes, function: str) -> dict[str, int]:
+    """Registers per thread, stack and static shared memory of ``function``.
 
-    Raises CompileError when the tools cannot read the image.
+    Raises CompileError when the image has no such function.
     """
     with tempfile.TemporaryDirectory(prefix="castiron-sass-") as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        usage = _usage(_run("cuobjdump", "--dump-resource-usage", str(file)), function)
-        code = _run("nvdisasm", "--print-code", str(file))
-    return {
-        "registers": usage["REG"],
-        "stack_bytes": usage.get("STACK", 0),
-        "static_shared_bytes": usage.get("SHARED", 0),
-        **instruction_mix(code),
-    }
+        text = _run("cuobjdump", "--dump-resource-usage", str(file))
+    for name, line in _USAGE.findall(text):
+        if name == function:
+            found = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
+            return {
+                "registers": found["REG"],
+                "stack_bytes": found.get("STACK", 0),
+                "static_shared_bytes": found.get("SHARED", 0),
+            }
+    raise CompileError(f"the machine code has no function {function!r}:\n{text[:400]}")
 
 
-def instruction_mix(sass: str) -> dict[str, Any]:
-    """Counts of a listing's instructions; ``spills`` are loads and stores of local memory."""
-    counts = Counter(match.group(1) for match in _INSTRUCTION.finditer(sass))
+def instruction_mixes(kernels: Sequence[tuple[bytes, str]], compute_capability: int) -> list[dict[str, Any]]:
+    """Counts of the instructions of (cubin, function) pairs of one architecture (``instruction_mix``).
+
+    All in one run: the disassembler takes half a second to start, longer than most kernels to compile.
+    """
+    codes = [code_of(cubin, function) for cubin, function in kernels]
+    suffix = "a" if compute_capability >= 90 else ""
+    with tempfile.TemporaryDirectory(prefix="castiron-sass-") as folder:
+        file = Path(folder, "kernels.bin")
+        file.write_bytes(b"".join(codes))
+        listing = _run("nvdisasm", "--no-dataflow", "--binary", f"SM{compute_capability}{suffix}", str(file))
+    opcodes = [(int(match.group(1), 16), match.group(2)) for match in _INSTRUCTION.finditer(listing)]
+    mixes, start, at = [], 0, 0
+    for code in codes:
+        first, start = at, start + len(code)
+        while at < len(opcodes) and opcodes[at][0] < start:
+            at += 1
+        mixes.append(instruction_mix([opcode for _, opcode in opcodes[first:at]]))
+    return mixes
+
+
+def code_of(cubin: bytes, function: str) -> bytes:
+    """The instructions of a function: the section .text.NAME of an ELF image."""
+    header = _ELF_HEADER.unpack_from(cubin)
+    table, size, count, names_at = header[6], header[11], header[12], header[13]
+    sections = [_SECTION.unpack_from(cubin, table + i * size) for i in range(count)]
+    names = sections[names_at][4]
+    for section in sections:
+        start = names + section[0]
+        if cubin[start : cubin.index(b"\0", start)].decode() == f".text.{function}":
+            return cubin[section[4] : section[4] + section[5]]
+    raise CompileError(f"the machine code has no section .text.{function}")
+
+
+def instruction_mix(opcodes: Sequence[str]) -> dict[str, Any]:
+    """Counts by kind; ``spills`` are loads and stores of local memory."""
+    counts = Counter(opcodes)
     by_root: Counter[str] = Counter()
     for opcode, count in counts.items():
         by_root[opcode.split(".")[0]] += count
@@ -57,7 +97,7 @@ def instruction_mix(sass: str) -> dict[str, Any]:
     loads = {op: n for op, n in counts.items() if op.split(".")[0] in ("LDG", "LDGSTS")}
     wide = sum(n for op, n in loads.items() if "128" in op.split(".") or "256" in op.split("."))
     return {
-        "instructions": sum(counts.values()),
+        "instructions": sum(counts.values()) - by_root["NOP"],
         "spills": by_root["LDL"] + by_root["STL"],
         "matrix": kind,
         "matrix_instructions": matrix.get(kind, 0),
@@ -68,13 +108,6 @@ def instruction_mix(sass: str) -> dict[str, Any]:
 
 def _total(counts: Counter[str], pattern: re.Pattern[str]) -> int:
     return sum(count for opcode, count in counts.items() if pattern.fullmatch(opcode))
-
-
-def _usage(text: str, function: str) -> dict[str, int]:
-    for name, line in _USAGE.findall(text):
-        if name == function:
-            return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
-    raise CompileError(f"the machine code has no function {function!r}:\n{text[:400]}")
 
 
 def _run(tool: str, *arguments: str) -> str:
