@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from castiron.build.kernels import sass
 from castiron.build.kernels.job import Compiled, TritonJob
 from castiron.build.kernels.pool import compile_all
 from castiron.engines.program import Limits
@@ -70,6 +71,9 @@ def compiled(kernels: Iterable[TritonKernel], target_name: str) -> list[tuple[Tr
     wanted = list(jobs.values())
     results: dict[int, Compiled] = {}
     compile_all([(one, label(kernel)) for kernel, one in wanted], results.__setitem__)
+    images = [(results[index].cubin, results[index].function) for index in range(len(wanted))]
+    for index, mix in enumerate(sass.instruction_mixes(images, target.compute_capability)):
+        results[index].resources.update(mix)
     return [(kernel, results[index]) for index, (kernel, _) in enumerate(wanted)]
 
 

@@ -1,0 +1,96 @@
+"""Machine code of the attention kernels for every architecture, compiled on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from castiron.engines.cuda_layout import kv_layout
+from castiron.engines.program import KvLayer, Limits
+from castiron.plugins import Call, Context, Op, Operand
+from castiron.plugins.cuda import attention, rope
+from castiron.plugins.launch import TritonKernel
+from castiron.plugins.targets import TARGETS
+from compiling import compiled
+
+LIMITS = Limits(max_batch_size=64, max_num_tokens=8192, max_logit_rows=64, max_seq_len=8192)
+#: What prefill multiplies with; decode has few rows, and takes the instructions of single warps everywhere.
+MATRIX = {"sm_90": "wgmma", "sm_100": "tcgen05"}
+
+
+def kernels_of(
+    target: str, tactic: Any, q_heads: int, kv_heads: int, head_dim: int, **more: Any
+) -> list[Any]:
+    layer = {"kv_heads": kv_heads, "head_dim": head_dim, "v_head_dim": head_dim, "dtype": "bf16"}
+    layout = kv_layout([KvLayer.model_validate(layer)])
+    context = Context(TARGETS[target], "bf16", LIMITS, layout, 128)
+    q = Operand("q", ("T", q_heads * head_dim), "bf16")
+    operands: tuple[Operand, ...] = (q,)
+    if tactic.kind == "castiron.RopeWriteKV":
+        kv = [Operand(name, ("T", kv_heads * head_dim), "bf16") for name in "kv"]
+        tables = [Operand(name, (8192, head_dim // 2), constant=True) for name in ("cos", "sin")]
+        operands = (q, *kv, Operand("positions", ("T",), "i32"), *tables)
+    attrs = {
+        "layer": 0,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "v_head_dim": head_dim,
+        "scale": head_dim**-0.5,
+        **more,
+    }
+    op = Op(tactic.kind, operands, (Operand("out", q.shape, "bf16"),), attrs)
+    (call,) = tactic.lower(op, context).actions
+    assert isinstance(call, Call)
+    return [launch.kernel for launch in call.launches if isinstance(launch.kernel, TritonKernel)]
+
+
+def check(target: str, kernels: list[TritonKernel]) -> None:
+    hot = [kernel for kernel in kernels if kernel.hot]
+    found = compiled(hot, target)
+    assert {kernel.function.__name__ for kernel, _ in found} == {"attention_prefill", "attention_decode"}
+    for kernel, code in found:
+        used = code.resources
+        name = f"{target} {kernel.function.__name__} {dict(kernel.constants)} {used}"
+        prefill = kernel.function.__name__ == "attention_prefill"
+        assert used["spills"] == 0, name
+        assert used["matrix"] == (MATRIX.get(target, "mma") if prefill else "mma"), name
+        # The narrow ones read block tables and counts.
+        assert used["wide_loads"] >= 0.5 * used["global_loads"], name
+        assert code.shared_bytes + used["static_shared_bytes"] <= TARGETS[target].shared_bytes, name
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_attention_of_an_8b_model_multiplies_on_matrix_units_without_spills(target: str) -> None:
+    check(target, kernels_of(target, attention.TACTICS[0], 32, 8, 128))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_86", "sm_89", "sm_120"])
+def test_as_above_on_parts_with_less_shared_memory(target: str) -> None:
+    check(target, kernels_of(target, attention.TACTICS[0], 32, 8, 128))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim", "more"),
+    [
+        (9, 3, 64, {}),
+        (32, 32, 80, {"window": 1024}),
+        (8, 4, 256, {"softcap": 50.0}),
+        (71, 1, 64, {}),
+    ],
+    ids=["smollm2", "80-wide", "gemma2", "falcon"],
+)
+def test_attention_of_other_shapes(
+    target: str, q_heads: int, kv_heads: int, head_dim: int, more: dict[str, Any]
+) -> None:
+    check(target, kernels_of(target, attention.TACTICS[0], q_heads, kv_heads, head_dim, **more))
+
+
+def test_rotation_and_stores_move_16_bytes_at_a_time() -> None:
+    attrs = {"rotary_dim": 128, "interleaved": False, "concat_halves": False}
+    ((_, code),) = compiled(kernels_of("sm_80", rope.TACTICS[1], 32, 8, 128, **attrs), "sm_80")
+    assert code.resources["spills"] == 0
+    assert code.resources["wide_loads"] >= 0.5 * code.resources["global_loads"]
