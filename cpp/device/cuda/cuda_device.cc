@@ -16,16 +16,12 @@
 #include "device/cuda/memory_plan.h"
 #include "device/cuda/probe.h"
 #include "device/cuda/step_graphs.h"
+#include "device/cuda/step_results.h"
 #include "device/cuda/weight_upload.h"
 
 namespace castiron {
 namespace cuda {
 namespace {
-
-template <typename T>
-T* as(const PinnedBuffer& buffer) {
-    return static_cast<T*>(buffer.get());
-}
 
 int vocab_limit(const Program& program, const CudaOptions& options) {
     if (options.vocab_limit < 0 || options.vocab_limit > program.vocab_size) {
@@ -41,13 +37,6 @@ void check_options(const CudaOptions& options) {
                                     "; expected more than 0 and at most 1");
     }
 }
-
-// A value that the host reads after a step.
-struct Fetched {
-    Address address = 0;
-    PinnedBuffer host;
-    uint64_t row_bytes = 0;
-};
 
 class CudaDeviceImpl final : public CudaDevice {
 public:
@@ -69,7 +58,7 @@ public:
         try {
             stream_ = make_stream(driver_);
             kernels_ = KernelSet(driver_, gpu_, *program_);
-            reserve(values);
+            reserve();
             prepare_launches(values, weights);
             upload_weights(driver_, *program_, weights, weights_.get(), stream_.get());
         } catch (const CudaError& error) {
@@ -128,8 +117,7 @@ public:
 
     [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
         step(batch, nullptr);
-        return {as<const float>(logits_.host),
-                batch.logit_rows.size() * static_cast<size_t>(program_->vocab_size)};
+        return results_.logits(batch.logit_rows.size());
     }
 
     [[nodiscard]] bool samples() const override { return !program_->sampling.empty(); }
@@ -137,13 +125,7 @@ public:
     [[nodiscard]] SampledRows forward_and_sample(const Batch& batch, const SamplingBatch& sampling) override {
         if (!samples()) return Device::forward_and_sample(batch, sampling);
         step(batch, &sampling);
-        const size_t rows = batch.logit_rows.size();
-        SampledRows sampled{{as<const SampledRows::Row>(sampled_.host), rows}, {}, {}};
-        if (arguments_.counts[Dim::kLogprobs] > 0) {
-            sampled.top_ids = {as<const int32_t>(top_ids_.host), rows * kMaxDeviceLogprobs};
-            sampled.top_logprobs = {as<const float>(top_logprobs_.host), rows * (1 + kMaxDeviceLogprobs)};
-        }
-        return sampled;
+        return results_.sampled(batch.logit_rows.size(), arguments_.counts[Dim::kLogprobs] > 0);
     }
 
     [[nodiscard]] int graph_bucket() const override { return bucket_; }
@@ -154,7 +136,7 @@ public:
         facts.compute_capability = gpu_.compute_capability;
         facts.weights_bytes = plan_.weights;
         facts.input_bytes = plan_.inputs;
-        facts.result_bytes = result_bytes_;
+        facts.result_bytes = results_.bytes();
         facts.graphs = graphs_.count();
         facts.largest_graph = graphs_.largest();
         facts.graph_bytes = graph_bytes_;
@@ -170,32 +152,12 @@ private:
         thread_ = std::this_thread::get_id();
     }
 
-    void reserve(const std::vector<uint64_t>& values) {
+    void reserve() {
         weights_ = make_device_buffer(driver_, plan_.weights);
         arena_ = make_device_buffer(driver_, plan_.arena);
         scratch_ = make_device_buffer(driver_, plan_.scratch);
         inputs_ = make_device_buffer(driver_, plan_.inputs);
         host_inputs_ = make_pinned_buffer(driver_, plan_.inputs);
-        const Dim tokens{Dim::kTokens};
-        const Dim rows{Dim::kRows};
-        static_cast<void>(find_value(*program_, "token_ids", DType::kI32, {tokens}, false));
-        static_cast<void>(find_value(*program_, "positions", DType::kI32, {tokens}, false));
-        static_cast<void>(find_value(*program_, "logit_rows", DType::kI32, {rows}, false));
-        const auto result = [&](const char* name, DType dtype, int64_t columns) {
-            const int value = find_value(*program_, name, dtype, {rows, Dim{columns}}, true);
-            Fetched made;
-            made.address = arena_.get() + values[static_cast<size_t>(value)];
-            made.row_bytes = static_cast<uint64_t>(columns) * 4;
-            const uint64_t bytes = made.row_bytes * static_cast<uint64_t>(program_->limits.max_logit_rows);
-            made.host = make_pinned_buffer(driver_, bytes);
-            result_bytes_ += bytes;
-            return made;
-        };
-        logits_ = result("logits", DType::kF32, program_->vocab_size);
-        if (!samples()) return;
-        sampled_ = result("sampled", DType::kI32, 2);
-        top_ids_ = result("sample_top_ids", DType::kI32, kMaxDeviceLogprobs);
-        top_logprobs_ = result("sample_top_logprobs", DType::kF32, 1 + kMaxDeviceLogprobs);
     }
 
     void prepare_launches(const std::vector<uint64_t>& values, const WeightPlaces& weights) {
@@ -203,6 +165,12 @@ private:
         for (const uint64_t offset : values) fixed.values.push_back(arena_.get() + offset);
         for (const uint64_t offset : weights.offsets) fixed.weights.push_back(weights_.get() + offset);
         fixed.scratch = scratch_.get();
+        results_ = StepResults(driver_, *program_, fixed.values);
+        // Launches find these by name in the input block.
+        const Dim tokens{Dim::kTokens};
+        static_cast<void>(find_value(*program_, "token_ids", DType::kI32, {tokens}, false));
+        static_cast<void>(find_value(*program_, "positions", DType::kI32, {tokens}, false));
+        static_cast<void>(find_value(*program_, "logit_rows", DType::kI32, {Dim{Dim::kRows}}, false));
         arguments_.k_cache.resize(program_->kv_layers.size());
         arguments_.v_cache.resize(program_->kv_layers.size());
         steps_ = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed, arguments_,
@@ -249,32 +217,22 @@ private:
         return layout;
     }
 
+    [[nodiscard]] std::byte* host_block() const { return static_cast<std::byte*>(host_inputs_.get()); }
+
     void upload(uint64_t begin, uint64_t end) {
         check(driver_,
-              driver_.copy_to_device(inputs_.get() + begin, as<std::byte>(host_inputs_) + begin, end - begin,
-                                     stream_.get()),
+              driver_.copy_to_device(inputs_.get() + begin, host_block() + begin, end - begin, stream_.get()),
               "copying a step's inputs to the device");
-    }
-
-    void download(const Fetched& result, int64_t rows) {
-        if (rows == 0) return;
-        check(driver_,
-              driver_.copy_to_host(result.host.get(), result.address,
-                                   result.row_bytes * static_cast<uint64_t>(rows), stream_.get()),
-              "copying a step's results to the host");
     }
 
     // What comes behind the steps: tokens are chosen and fetched, or else the logits are fetched.
     void finish(int64_t rows, bool sample) {
         if (!sample) {
-            download(logits_, rows);
+            results_.fetch_logits(driver_, rows, stream_.get());
             return;
         }
         sampling_->enqueue(driver_, stream_.get());
-        download(sampled_, rows);
-        if (arguments_.counts[Dim::kLogprobs] == 0) return;
-        download(top_ids_, rows);
-        download(top_logprobs_, rows);
+        results_.fetch_sampled(driver_, rows, arguments_.counts[Dim::kLogprobs] > 0, stream_.get());
     }
 
     void step(const Batch& batch, const SamplingBatch* sampling) {
@@ -301,7 +259,7 @@ private:
     }
 
     void run(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
-        packer_.pack(batch, sampling, counts, as<std::byte>(host_inputs_));
+        packer_.pack(batch, sampling, counts, host_block());
         const InputLayout layout = set_arguments(counts);
         upload(0, layout.bytes);
         steps_->enqueue(driver_, stream_.get());
@@ -319,7 +277,7 @@ private:
                 padded[symbol] = counts[symbol];
             }
         }
-        packer_.pack(batch, sampling, padded, as<std::byte>(host_inputs_));
+        packer_.pack(batch, sampling, padded, host_block());
         arguments_.counts = padded;
         check(driver_, driver_.graph_launch(graphs_.get(kind, bucket_), stream_.get()), "replaying a graph");
         if (kind != GraphKind::kModel) return;
@@ -373,11 +331,7 @@ private:
     DeviceBuffer inputs_;
     DeviceBuffer kv_pool_;
     PinnedBuffer host_inputs_;
-    Fetched logits_;
-    Fetched sampled_;
-    Fetched top_ids_;
-    Fetched top_logprobs_;
-    uint64_t result_bytes_ = 0;
+    StepResults results_;
     int num_blocks_ = 0;
     StepArguments arguments_;
     std::unique_ptr<LaunchList> steps_;

@@ -24,7 +24,14 @@ DeviceBuffer make_device_buffer(const Driver& driver, uint64_t bytes) {
 PinnedBuffer make_pinned_buffer(const Driver& driver, uint64_t bytes) {
     if (bytes == 0) return {};
     void* data = nullptr;
-    check(driver, driver.host_alloc(&data, bytes, 0), "reserving pinned host memory");
+    const Result result = driver.host_alloc(&data, bytes, 0);
+    if (result == Result::kOutOfMemory) {
+        throw std::runtime_error(
+            std::to_string(bytes) +
+            " bytes of host memory cannot be pinned; free memory on the host, or rebuild "
+            "the engine with smaller --max-num-tokens and --max-logit-rows");
+    }
+    check(driver, result, "reserving pinned host memory");
     return {driver, data};
 }
 
