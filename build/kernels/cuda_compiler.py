@@ -32,7 +32,7 @@ def compile_cuda(job: CudaJob) -> Compiled:
         hidden_pointers=0,
         scratch_bytes=0,
         has_dot=False,
-        resources=sass.usage(cubin, job.function),
+        resources=sass.usage(cubin, job.function, job.compute_capability),
     )
 
 

@@ -8,7 +8,7 @@ from ...plugins.targets import Target
 _REGISTER_UNIT = 256
 _WARP = 32
 #: Shared memory that the driver takes from each block.
-_RESERVED_SHARED = 1024
+RESERVED_SHARED = 1024
 
 
 def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shared_bytes: int) -> int:
@@ -19,7 +19,7 @@ def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shar
         target.blocks,
         target.threads // (warps * _WARP),
         target.registers // (max(1, warp_registers) * warps),
-        (target.shared_bytes + _RESERVED_SHARED) // (shared_bytes + _RESERVED_SHARED),
+        (target.shared_bytes + RESERVED_SHARED) // (shared_bytes + RESERVED_SHARED),
     ]
     return min(bounds)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .job import CompileError
+from .occupancy import RESERVED_SHARED
 
 #: Opcodes of the matrix units by generation: the name that people know, and how the SASS spells it.
 _MATRIX = {
@@ -30,7 +31,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _TIMEOUT = 300.0
 
 
-def usage(cubin: bytes, function: str) -> dict[str, int]:
+def usage(cubin: bytes, function: str, compute_capability: int) -> dict[str, int]:
     """Registers per thread, stack and static shared memory of ``function``.
 
     Raises CompileError when the image has no such function.
@@ -42,10 +43,12 @@ def usage(cubin: bytes, function: str) -> dict[str, int]:
     for name, line in _USAGE.findall(text):
         if name == function:
             found = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
+            # From sm_90 on the tool counts what the driver reserves for itself, which is no part of the limit.
+            reserved = RESERVED_SHARED if compute_capability >= 90 else 0
             return {
                 "registers": found["REG"],
                 "stack_bytes": found.get("STACK", 0),
-                "static_shared_bytes": found.get("SHARED", 0),
+                "static_shared_bytes": max(0, found.get("SHARED", 0) - reserved),
             }
     raise CompileError(f"the machine code has no function {function!r}:\n{text[:400]}")
 

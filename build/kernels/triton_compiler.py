@@ -59,7 +59,7 @@ def compile_triton(job: TritonJob) -> Compiled:
         hidden_pointers=_parameters(ptx) - len(types),
         scratch_bytes=metadata.global_scratch_size,
         has_dot="tt.dot" in compiled.asm["ttir"],
-        resources=sass.usage(cubin, metadata.name),
+        resources=sass.usage(cubin, metadata.name, job.compute_capability),
     )
 
 

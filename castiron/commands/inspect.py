@@ -18,6 +18,7 @@ from .common import (
     printable,
     table,
 )
+from .inspect_kernels import show_kernels, summarize_kernels
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +30,31 @@ if TYPE_CHECKING:
 @engine_argument
 @json_option
 @click.option("--steps", is_flag=True, help="List every step of every program.")
+@click.option(
+    "--kernels",
+    is_flag=True,
+    help="Show the compiled kernels: registers, spills, occupancy, instruction mix, roofline floors.",
+)
 @click.option("--check", is_flag=True, help="Also compare every byte of every file with its recorded hash.")
-def command(engine: str, as_json: bool, steps: bool, check: bool) -> None:
+def command(engine: str, as_json: bool, steps: bool, kernels: bool, check: bool) -> None:
     """Show what the engine in the folder ENGINE holds."""
     from castiron.engines import open_engine
 
     opened = open_engine(engine)
     if check:
         opened.check_hashes()
+    if kernels:
+        found = summarize_kernels(opened)
+        if not found:
+            raise click.UsageError(
+                f"{engine} was built for {', '.join(opened.targets)}: the runtime brings those kernels; "
+                "engines for sm_... and compute_... targets hold their own."
+            )
+        if as_json:
+            print_json(found)
+        else:
+            show_kernels(console(), found)
+        return
     summary = summarize(opened, steps=steps)
     summary["hashes_checked"] = check
     if as_json:
