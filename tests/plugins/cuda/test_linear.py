@@ -9,8 +9,9 @@ from castiron.engines.program import Limits
 from castiron.plugins import Call, Context, Op, Operand, Tactic
 from castiron.plugins.cuda import linear
 from castiron.plugins.cuda.kernels.linear_tma import linear_tma
+from castiron.plugins.launch import Grid, KernelLaunch, TritonKernel, row_stride, size, value
 from castiron.plugins.targets import TARGETS
-from interpret import TORCH, interpret, run_call
+from interpret import TORCH, run_call
 
 LIMITS = Limits(max_batch_size=8, max_num_tokens=512, max_logit_rows=8, max_seq_len=64)
 LINEAR, GATED = linear.TACTICS
@@ -191,22 +192,37 @@ def test_persistent_blocks_with_tma_cover_every_tile_once(gated: bool, grid: int
     bias = torch.from_numpy(rng.standard_normal(len(w))).float()
     residual = matrix(rng, rows, n, "f32", n + 8)
     y = torch.full((rows, n), torch.nan)
-    arguments = {"x": x, "w": w, "bias": bias, "residual": residual, "y": y, "rows": rows}
-    constants = {
-        "N": n,
-        "K": k,
-        "BLOCK_M": block,
-        "BLOCK_N": block,
-        "BLOCK_K": 64,
-        "GROUP_M": 8,
-        "SPECIALIZE": False,
-        "GATED": gated,
-        "ACTIVATION": "silu",
-        "ALPHA": 0.5,
-        "HAS_BIAS": True,
-        "HAS_RESIDUAL": True,
-    }
-    interpret(linear_tma, (grid,), arguments | {"residual_stride": n + 8}, constants)
+    kernel = TritonKernel(
+        linear_tma,
+        {
+            "x": "*bf16",
+            "w": "*bf16",
+            "bias": "*fp32",
+            "residual": "*fp32",
+            "y": "*fp32",
+            "rows": "i32",
+            "residual_stride": "i32",
+        },
+        {
+            "N": n,
+            "K": k,
+            "BLOCK_M": block,
+            "BLOCK_N": block,
+            "BLOCK_K": 64,
+            "GROUP_M": 8,
+            "SPECIALIZE": False,
+            "GATED": gated,
+            "ACTIVATION": "silu",
+            "ALPHA": 0.5,
+            "HAS_BIAS": True,
+            "HAS_RESIDUAL": True,
+        },
+        num_warps=8,
+    )
+    args = (*map(value, "xwbry"), size("T"), row_stride("r"))
+    launch = KernelLaunch(kernel, (Grid(times=grid),), args)
+    values = {"x": x, "w": w, "b": bias, "r": residual, "y": y}
+    run_call(Call("linear", ["x", "r"], ["y"], launches=(launch,)), values, counts={"T": rows})
     products = x.double() @ w.double().T + bias
     gate = torch.nn.functional.silu(products[:, :n])
     expected = 0.5 * (gate * products[:, n:] if gated else gate) + residual
