@@ -55,11 +55,11 @@ def write_entries(folder: Path, entries: dict[str, bytes], method: int = zipfile
     seal(folder, entries)
 
 
-def edit_program(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edit_program(folder: Path, change: Callable[[dict[str, Any]], object], target: str = "host") -> None:
     entries = read_entries(folder)
-    program = json.loads(entries["host/program.json"])
+    program = json.loads(entries[f"{target}/program.json"])
     change(program)
-    entries["host/program.json"] = json.dumps(program).encode()
+    entries[f"{target}/program.json"] = json.dumps(program).encode()
     write_entries(folder, entries)
 
 

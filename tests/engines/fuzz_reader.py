@@ -30,6 +30,7 @@ import numpy as np
 from castiron.engines import Engine, open_engine
 from castiron.runtime.verify import CoreRunner
 from tiny import write_tiny_engine
+from tiny_cuda import add_cuda
 
 from castiron.errors import EngineError
 
@@ -59,11 +60,13 @@ class Fuzzer:
 
     def __init__(self, folder: Path, seed: int, core: bool = False) -> None:
         self.core = core
-        self.folder = write_tiny_engine(folder / "tiny")
+        # A fat engine, unless the core is to run whatever target comes first.
+        self.folder = write_tiny_engine(folder / "tiny", more=None if core else add_cuda)
         self.random = random.Random(seed)
         self.original = {name: (self.folder / name).read_bytes() for name in FILES}
         with zipfile.ZipFile(self.folder / "rank0.engine") as archive:
             self.entries = {name: archive.read(name) for name in archive.namelist()}
+        self.programs = [name for name in self.entries if name.endswith("/program.json")]
         self.kinds = [
             self.flip_raw,
             self.cut_raw,
@@ -96,7 +99,8 @@ class Fuzzer:
         """Open the engine and read everything that a runtime reads; any exception but EngineError escapes."""
         try:
             engine = open_engine(self.folder)
-            engine.program(engine.targets[0])
+            for target in engine.targets:
+                engine.kernel_images(target)
             assert all(offset % 64 == 0 for offset, _ in engine.tensors.values())
             engine.golden()
             engine.graph()
@@ -134,18 +138,24 @@ class Fuzzer:
 
     def change_program(self) -> dict[str, bytes]:
         """Change the program as JSON, with a right hash."""
-        program = self.dump(self.mutate_json(json.loads(self.entries["host/program.json"])))
-        return self.sealed_entries({**self.entries, "host/program.json": program})
+        name = self.random.choice(self.programs)
+        program = self.dump(self.mutate_json(json.loads(self.entries[name])))
+        return self.sealed_entries({**self.entries, name: program})
 
     def nudge_program(self) -> dict[str, bytes]:
         """Change the program within its schema, so that the device's own checks are reached."""
-        program = json.loads(self.entries["host/program.json"])
         choice = self.random.choice
+        entry = choice(self.programs)
+        program = json.loads(self.entries[entry])
         names = [value["name"] for value in program["values"]]
         for _ in range(choice((1, 1, 2))):
             step = choice(program["steps"])
+            launches = step.get("launches", [])
             place = choice(
                 (
+                    *launches,
+                    *(arg for launch in launches for arg in (*launch["args"], *launch["grid"])),
+                    *program.get("kernels", []),
                     step,
                     step.get("attrs", step),
                     step.get("attrs", step),
@@ -180,7 +190,7 @@ class Fuzzer:
         if self.random.random() < 0.2:
             limits = program["limits"]
             limits[choice(list(limits))] = choice((1, 2, 64, 2**20))
-        changed = self.sealed_entries({**self.entries, "host/program.json": self.dump(program)})
+        changed = self.sealed_entries({**self.entries, entry: self.dump(program)})
         manifest = json.loads(changed["config.json"])
         manifest["limits"] = program["limits"]
         return {**changed, "config.json": json.dumps(manifest).encode()}

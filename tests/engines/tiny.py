@@ -4,7 +4,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,9 +256,16 @@ IDENTITY = ModelIdentity(
 TOKENS = SpecialTokens(eos_token_ids=[2], vocab_size=VOCAB, vocab_size_used=50)
 
 
-def fill_writer(writer: EngineWriter, model: TinyModel, golden: bool = True) -> None:
-    """Everything between ``with EngineWriter`` and its end."""
+def fill_writer(
+    writer: EngineWriter,
+    model: TinyModel,
+    golden: bool = True,
+    more: Callable[[EngineWriter], None] | None = None,
+) -> None:
+    """Everything between ``with EngineWriter`` and its end. ``more``: adds programs of other targets."""
     writer.add_program(model.program())
+    if more is not None:
+        more(writer)
     writer.add_graph(b"\x08\x0agraph")
     if golden:
         writer.add_golden(make_golden(model, TOKENS.vocab_size_used, LIMITS, seed=7))
@@ -275,8 +282,13 @@ def fill_writer(writer: EngineWriter, model: TinyModel, golden: bool = True) -> 
     )
 
 
-def write_tiny_engine(folder: Path, dtype: str = "f32", golden: bool = True) -> Path:
+def write_tiny_engine(
+    folder: Path,
+    dtype: str = "f32",
+    golden: bool = True,
+    more: Callable[[EngineWriter], None] | None = None,
+) -> Path:
     """Write the tiny engine to ``folder`` and return it."""
     with EngineWriter(folder) as writer:
-        fill_writer(writer, TinyModel(dtype), golden)
+        fill_writer(writer, TinyModel(dtype), golden, more)
     return folder
