@@ -43,7 +43,7 @@ def usage(cubin: bytes, function: str, compute_capability: int) -> dict[str, int
     for name, line in _USAGE.findall(text):
         if name == function:
             found = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
-            # From sm_90 on the tool counts what the driver reserves for itself, which is no part of the limit.
+            # From sm_90 on the tool counts what the driver reserves for itself: no part of the limit.
             reserved = RESERVED_SHARED if compute_capability >= 90 else 0
             return {
                 "registers": found["REG"],
