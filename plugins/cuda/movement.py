@@ -71,7 +71,8 @@ def _copy(op: Op, context: Context) -> Lowering:
     contiguous = strides_of(sizes)
     if len(sizes) != 2:
         launch = _move(x, y, x.shape, contiguous, contiguous, context)
-        return Lowering((Call("copy", [x.name], [y.name], (), {}, (launch,)),))
+        # Only two-dimensional values can be views: this one is whole.
+        return Lowering((Call("copy", [x.name], [y.name], (), {}, (launch,), takes_views=True),))
     total = product(sizes[0], sizes[1])
     constants: dict[str, object] = {
         "RANK": 2,

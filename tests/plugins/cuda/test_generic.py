@@ -258,6 +258,18 @@ def test_copy_reads_views_reshapes_and_converts() -> None:
     assert torch.equal(y, wide[:, 3:9].reshape(T, 2, 3).bfloat16())
 
 
+def test_copy_of_a_value_with_three_axes() -> None:
+    x = to_torch(values(("T", 2, 3)), "bf16")
+    (y,) = run(
+        BY_NAME["cuda.copy"],
+        "castiron.Copy",
+        [(Operand("x", ("T", 2, 3), "bf16"), x)],
+        [Operand("y", ("T", 6))],
+        counts={"T": T},
+    )
+    assert torch.equal(y, x.reshape(T, 6).float())
+
+
 @pytest.mark.parametrize("shape", [("T", 7), (3, "T"), ("T", 2, 5000)])
 def test_softmax_and_reductions_over_the_last_axis(shape: Shape) -> None:
     x = torch.from_numpy(values(shape))
