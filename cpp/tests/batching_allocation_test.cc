@@ -38,7 +38,12 @@ constexpr int kVocab = 300;
 // Answers at once; notes how much its calling thread had allocated at the first and at the latest call.
 class CountingDevice : public Device {
 public:
-    explicit CountingDevice(int rows) : logits_(static_cast<size_t>(rows) * kVocab) {
+    CountingDevice(int rows, bool on_device)
+        : logits_(static_cast<size_t>(rows) * kVocab),
+          on_device_(on_device),
+          sampled_(static_cast<size_t>(rows)),
+          top_ids_(sampled_.size() * kMaxDeviceLogprobs, 1),
+          top_logprobs_(sampled_.size() * (1 + kMaxDeviceLogprobs)) {
         for (size_t i = 0; i < logits_.size(); ++i) logits_[i] = static_cast<float>(i * 31 % 97) * 0.1F;
     }
     uint64_t kv_block_bytes() const override { return 1; }
@@ -48,6 +53,14 @@ public:
         latest = allocations;
         return std::span(logits_).first(batch.logit_rows.size() * kVocab);
     }
+    bool samples() const override { return on_device_; }
+    SampledRows forward_and_sample(const Batch& batch, const SamplingBatch&) override {
+        static_cast<void>(forward(batch));
+        const size_t rows = batch.logit_rows.size();
+        for (size_t i = 0; i < rows; ++i) sampled_[i] = {static_cast<int32_t>(i), 0};
+        return {std::span(sampled_).first(rows), std::span(top_ids_).first(rows * kMaxDeviceLogprobs),
+                std::span(top_logprobs_).first(rows * (1 + kMaxDeviceLogprobs))};
+    }
     void copy_kv_block(int, int) override {}
 
     int64_t first = -1;
@@ -55,13 +68,16 @@ public:
 
 private:
     std::vector<float> logits_;
+    bool on_device_;
+    std::vector<SampledRows::Row> sampled_;
+    std::vector<int32_t> top_ids_;
+    std::vector<float> top_logprobs_;
 };
 
-}  // namespace
-
-TEST_CASE("the engine thread allocates nothing while it serves") {
+// Serves a mixed load and returns what the engine thread allocated between its first step and its last.
+int64_t allocated_while_serving(bool on_device) {
     const Limits limits{6, 32, 12, 200};
-    auto owned = std::make_unique<CountingDevice>(limits.max_logit_rows);
+    auto owned = std::make_unique<CountingDevice>(limits.max_logit_rows, on_device);
     CountingDevice& device = *owned;
     EngineOptions options;
     options.kv_cache_blocks = 20;
@@ -90,5 +106,13 @@ TEST_CASE("the engine thread allocates nothing while it serves") {
     engine.shutdown();
     CHECK(allocations > 300);  // this thread's: the counter works
     CHECK(device.first >= 0);
-    CHECK(device.latest - device.first == 0);
+    CHECK((engine.stats(0).device_sampled_steps > 0) == on_device);
+    return device.latest - device.first;
+}
+
+}  // namespace
+
+TEST_CASE("the engine thread allocates nothing while it serves") {
+    CHECK(allocated_while_serving(false) == 0);
+    CHECK(allocated_while_serving(true) == 0);
 }
