@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from castiron.errors import EngineError
 
 from ..engines import open_engine
+from ..engines.cuda_layout import kv_layout
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
 from .session import Session
@@ -173,7 +174,9 @@ def open_session(
 
 
 def block_bytes(program: Program) -> int:
-    """Bytes of one KV block of 32 tokens over all layers (docs/program.md, "The KV cache")."""
+    """Bytes of one KV block of 32 tokens over all layers (docs/program.md and docs/cuda-program.md)."""
+    if program.prefill_tile:  # a CUDA target, whose layers are aligned
+        return kv_layout(program.kv_layers).block_stride
     return sum(
         _BLOCK_TOKENS * layer.kv_heads * (layer.head_dim + layer.v_head_dim) * _ELEMENT_BYTES[layer.dtype]
         for layer in program.kv_layers
