@@ -145,7 +145,13 @@ def test_filters_and_draws_are_those_of_the_host_sampler(fields: dict[str, Any])
 
 @pytest.mark.parametrize(
     ("fields", "candidates"),
-    [({"top_k": 6}, 64), ({"top_k": 6}, 2), ({"top_p": 0.55}, 64), ({"top_p": 0.55}, 2), ({"min_p": 0.3}, 64)],
+    [
+        ({"top_k": 6}, 64),
+        ({"top_k": 6}, 2),
+        ({"top_p": 0.55}, 64),
+        ({"top_p": 0.55}, 2),
+        ({"min_p": 0.3}, 64),
+    ],
 )
 def test_of_equal_logits_the_lowest_ids_are_kept(fields: dict[str, Any], candidates: int) -> None:
     x = torch.full((4, 128), -2.0)
