@@ -55,7 +55,7 @@ def fill(folder: Path) -> None:
         # Norms' weights, and tables of cosines and sines: their values matter to no time.
         "f32": torch.ones(_CHUNK // 4).view(torch.uint8).numpy(),
     }
-    blocks = {dtype: memoryview(block) for dtype, block in halves.items()}
+    blocks = {dtype: memoryview(block.data) for dtype, block in halves.items()}
     sources = [_Random(weight, blocks[weight.dtype]) for weight in program.weights]
     (folder / WEIGHTS_FILE).unlink(missing_ok=True)
     size, digest = write_weights(folder / WEIGHTS_FILE, sources)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_C_TYPES = {"ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
+_C_TYPES: dict[str, Any] = {
+    "ptr": ctypes.c_uint64,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "f32": ctypes.c_float,
+}
 #: Scratch of a block is addressed in units of this many bytes.
 SCRATCH_ALIGNMENT = 128
 
@@ -31,6 +36,24 @@ class KernelCode:
     scratch_bytes: int
 
 
+class Launch(Protocol):
+    """A launch with its arguments in place, which can be made any number of times."""
+
+    code: KernelCode
+
+    def __call__(self, stream: int) -> None:
+        """Launch on a stream, given by its handle."""
+
+
+class Kernel(Protocol):
+    """Code that can be launched."""
+
+    code: KernelCode
+
+    def bind(self, grid: Sequence[int], numbers: Sequence[int | float], scratch: int = 0) -> Launch:
+        """A launch with its arguments in place; ``scratch``: address of the blocks' scratch."""
+
+
 class Loaded:
     """A kernel on the device. Its memory lives as long as the process."""
 
@@ -46,7 +69,7 @@ class Loaded:
             driver.call("cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, size)
 
     def bind(self, grid: Sequence[int], numbers: Sequence[int | float], scratch: int = 0) -> Launch:
-        """A launch with its arguments in place; ``scratch``: address of the blocks' scratch."""
+        """As ``Kernel.bind``."""
         if len(numbers) != len(self.code.params):
             raise DriverError(
                 f"{self.code.name} has {len(self.code.params)} parameters; {len(numbers)} arguments are given"
@@ -58,12 +81,12 @@ class Loaded:
             _C_TYPES[kind](number) for kind, number in zip(kinds, [*numbers, *hidden], strict=True)
         ]
         pointers = (ctypes.c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
-        return Launch(self._driver, self.code, self._function, (*grid, 1, 1)[:3], cells, pointers)
+        return _DriverLaunch(self._driver, self.code, self._function, (*grid, 1, 1)[:3], cells, pointers)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A launch that can be made any number of times."""
+@dataclass
+class _DriverLaunch:
+    """A launch by cuLaunchKernel."""
 
     driver: Driver
     code: KernelCode
@@ -74,7 +97,7 @@ class Launch:
     pointers: Any
 
     def __call__(self, stream: int) -> None:
-        """Launch on a stream, given by its handle."""
+        """As ``Launch``."""
         self.driver.call(
             "cuLaunchKernel",
             self.function,

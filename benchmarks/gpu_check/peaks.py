@@ -22,9 +22,9 @@ def median_seconds(work: Callable[[], object], repeat: int = 15, warm: int = 3) 
     """Median time of ``work`` on the device, by CUDA events around each call."""
     for _ in range(warm):
         work()
-    times = []
+    times: list[float] = []
     for _ in range(repeat):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         work()
         end.record()

@@ -5,7 +5,7 @@ It exists to time single ops outside of the runtime; it computes what the runtim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -15,7 +15,7 @@ from castiron.engines.cuda_layout import kv_layout
 from castiron.engines.program import Arg, GridDim, Program, Step, Value
 from castiron.engines.symbols import largest_counts
 from castiron.engines.weights_file import layout_bytes
-from gpu_driver import SCRATCH_ALIGNMENT, Driver, KernelCode, Launch, Loaded
+from gpu_driver import SCRATCH_ALIGNMENT, Kernel, KernelCode, Launch
 
 _BLOCK_TOKENS = 32
 _ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
@@ -39,30 +39,43 @@ class ProgramOnGpu:
         engine: an open engine; its weights' file is not read.
         target: one of its CUDA targets.
         kv_tokens: room in the cache, over all sequences.
+        load: makes a kernel's code launchable; ``gpu_driver.Loaded`` on a GPU.
+        device: torch's name of it. multiprocessors: how many it has.
     """
 
-    def __init__(self, engine: Engine, target: str, kv_tokens: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        target: str,
+        kv_tokens: int,
+        load: Callable[[KernelCode], Kernel],
+        device: str,
+        multiprocessors: int,
+    ) -> None:
         self.program: Program = engine.program(target)
         self._images = engine.kernel_images(target)
-        self._multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-        self._arena = _bytes(self.program.arena_bytes)
-        self._weights = {
-            weight.name: _random(weight.dtype, layout_bytes(weight)) for weight in self.program.weights
+        self._make, self._device, self._multiprocessors = load, device, multiprocessors
+        self._arena = _bytes(self.program.arena_bytes, device)
+        self.weights = {
+            weight.name: _random(weight.dtype, layout_bytes(weight), device)
+            for weight in self.program.weights
         }
         self._layout = kv_layout(self.program.kv_layers)
         self._blocks = kv_tokens // _BLOCK_TOKENS
         # Zeros: every number in the cache is finite, and its size is all that times depend on.
-        self._pool = torch.zeros(self._blocks * self._layout.block_stride, dtype=torch.uint8, device="cuda")
+        self._pool = torch.zeros(self._blocks * self._layout.block_stride, dtype=torch.uint8, device=device)
         self.values = {value.name: value for value in self.program.values}
-        self._driver = Driver()
-        self._loaded: dict[int, Loaded] = {}
+        self._loaded: dict[int, Kernel] = {}
         # All that were made: launches that are bound already keep the address of theirs.
-        self._scratch = [_bytes(SCRATCH_ALIGNMENT)]
+        self._scratch = [_bytes(SCRATCH_ALIGNMENT, device)]
         self.counts: dict[str, int] = {}
         self._inputs: dict[str, torch.Tensor] = {}
 
     def set_step(self, sequences: Sequence[tuple[int, int]]) -> None:
-        """The step's inputs: of each sequence, its rows and the tokens before them. One row of logits each."""
+        """The step's inputs: of each sequence, its rows and the tokens before them. One row of logits each.
+
+        Raises ValueError where the cache is too small.
+        """
         program = self.program
         table_width = -(-program.limits.max_seq_len // _BLOCK_TOKENS)
         tile = program.prefill_tile
@@ -104,13 +117,16 @@ class ProgramOnGpu:
             "tile_row": tile_rows,
             "top_k": [0] * rows,
             "num_logprobs": [-1] * rows,
-            **dict.fromkeys(("edit_row", "edit_token", "edit_count"), [-1]),
+            "edit_row": [-1],
+            "edit_token": [-1],
+            "edit_count": [-1],
         }
         self._inputs = {
-            name: torch.tensor(array or [-1], dtype=torch.int32).cuda() for name, array in arrays.items()
+            name: torch.tensor(array or [-1], dtype=torch.int32).to(self._device)
+            for name, array in arrays.items()
         }
         for name, number in _GREEDY.items():
-            self._inputs[name] = torch.full((rows,), number, device="cuda")
+            self._inputs[name] = torch.full((rows,), number, device=self._device)
 
     def launches(self, step: Step) -> list[Launch]:
         """The launches of a step of the program that happen with the present inputs."""
@@ -125,7 +141,7 @@ class ProgramOnGpu:
             loaded = self._load(launch.kernel)
             needed = prod(grid) * loaded.code.scratch_bytes
             if needed > self._scratch[-1].numel():
-                self._scratch.append(_bytes(needed))
+                self._scratch.append(_bytes(needed, self._device))
             numbers = [self._number(arg) for arg in launch.args]
             found.append(loaded.bind(grid, numbers, self._scratch[-1].data_ptr()))
         return found
@@ -141,11 +157,20 @@ class ProgramOnGpu:
         sizes = [self.counts[dim] if isinstance(dim, str) else dim for dim in value.shape]
         return prod(sizes) * _ITEM_BYTES[value.dtype]
 
+    def read(self, name: str) -> torch.Tensor:
+        """A value of the present step."""
+        value = self.values[name]
+        sizes = [self.counts[dim] if isinstance(dim, str) else dim for dim in value.shape]
+        if name in self._inputs:
+            return self._inputs[name]
+        part = self._arena[value.offset : value.offset + self.bytes_of(name)]
+        return part.view(_TORCH[value.dtype]).reshape(sizes)
+
     def _blocks_of(self, dim: GridDim) -> int:
         blocks = dim.times * (1 if dim.of is None else -(-self.counts[dim.of] // dim.per))
         return min(blocks, dim.per_sm * self._multiprocessors) if dim.per_sm else blocks
 
-    def _load(self, index: int) -> Loaded:
+    def _load(self, index: int) -> Kernel:
         if index not in self._loaded:
             kernel = self.program.kernels[index]
             code = KernelCode(
@@ -158,14 +183,14 @@ class ProgramOnGpu:
                 hidden_pointers=kernel.hidden_pointers,
                 scratch_bytes=kernel.scratch_bytes,
             )
-            self._loaded[index] = Loaded(self._driver, code)
+            self._loaded[index] = self._make(code)
         return self._loaded[index]
 
     def _number(self, arg: Arg) -> int | float:
         if arg.value is not None:
             return self._address(self.values[arg.value])
         if arg.weight is not None:
-            return self._weights[arg.weight].data_ptr()
+            return self.weights[arg.weight].data_ptr()
         if arg.input is not None:
             return self._inputs[arg.input].data_ptr()
         if arg.size is not None:
@@ -186,13 +211,13 @@ class ProgramOnGpu:
         return self._arena.data_ptr() + value.offset
 
 
-def _bytes(count: int) -> torch.Tensor:
-    return torch.zeros(max(count, SCRATCH_ALIGNMENT), dtype=torch.uint8, device="cuda")
+def _bytes(count: int, device: str) -> torch.Tensor:
+    return torch.zeros(max(count, SCRATCH_ALIGNMENT), dtype=torch.uint8, device=device)
 
 
-def _random(dtype: str, nbytes: int) -> torch.Tensor:
+def _random(dtype: str, nbytes: int, device: str) -> torch.Tensor:
     count = nbytes // _ITEM_BYTES[dtype]
     if dtype == "f32":
-        return torch.ones(count, device="cuda")
-    numbers = torch.empty(count, dtype=_TORCH[dtype], device="cuda")
+        return torch.ones(count, device=device)
+    numbers = torch.empty(count, dtype=_TORCH[dtype], device=device)
     return numbers.normal_(std=0.02)

@@ -40,9 +40,12 @@ class Checks:
 
     def run(self, script: str, *args: str, limit: float, check: bool, name: str = "") -> None:
         """Run a script of this folder. Its failure is a row: failed where ``check``, else a note."""
-        self.rows += self._run([sys.executable, str(_HERE / script), *args], limit, check, name or script)
+        self.rows += self.run_command(
+            [sys.executable, str(_HERE / script), *args], limit, check, name or script
+        )
 
-    def _run(self, command: Sequence[str], limit: float, check: bool, name: str) -> list[Row]:
+    def run_command(self, command: Sequence[str], limit: float, check: bool, name: str) -> list[Row]:
+        """The rows that a command printed, with one more if it fails or takes more than ``limit`` seconds."""
         limit = min(limit, self.end - time.monotonic())
         if limit <= 1:
             return [Row("not run", name, passed=False if check else None, note="no time was left for it")]
@@ -71,7 +74,7 @@ class Checks:
 
         def check(engine: Path) -> list[Row]:
             command = [sys.executable, str(_HERE / "check_engine.py"), str(engine), "--device", self.device]
-            return self._run(command, _ENGINE_SECONDS, True, f"engine {engine.name}")
+            return self.run_command(command, _ENGINE_SECONDS, True, f"engine {engine.name}")
 
         with ThreadPoolExecutor(_WORKERS) as pool:
             for rows in pool.map(check, sorted((self.kit / "engines").iterdir())):

@@ -2,13 +2,14 @@
 
   time_engine.py ENGINE --peaks FILE [--decode 1,8,64,256] [--prefill 1000,8000] [--requests 256]
 
-Decode times are medians between the starts of successive steps in the runtime's own records, so that they hold
-the scheduler's time as well. Prompts are random ids; EOS is ignored; greedy.
+Decode times are medians between the starts of successive steps in the runtime's own records, so that they
+hold the scheduler's time as well. Prompts are random ids; EOS is ignored; greedy.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -55,7 +56,8 @@ class Timer:
 
     def steps(self, count: int) -> list[dict[str, Any]]:
         """Records of the last steps, oldest first."""
-        stats = self.runner.session.core.stats(count)
+        core: Any = self.runner.session.core  # _core.Engine, whose stats take a number of records
+        stats = core.stats(count)
         records: list[dict[str, Any]] = stats.get("recent_steps", [])
         return sorted(records, key=lambda record: int(record["step"]))
 
@@ -63,12 +65,10 @@ class Timer:
         """A step of ``batch`` sequences, against reading weights and cache once."""
         self.generate(batch, _PROMPT, _NEW_TOKENS)
         records = [r for r in self.steps(2 * _NEW_TOKENS) if _is_full(r, batch)]
-        pairs = zip(records, records[1:], strict=False)
+        pairs = itertools.pairwise(records)
         times = [b["start_s"] - a["start_s"] for a, b in pairs if b["step"] == a["step"] + 1]
         if not times:
-            return Row(
-                self.section, f"decode, batch {batch}", note="no two successive steps of the full batch"
-            )
+            return Row(self.section, f"decode, batch {batch}", note="no two successive full steps")
         seconds = statistics.median(times)
         context = _PROMPT + _NEW_TOKENS / 2
         floor = (self.weight_bytes + batch * context * self.kv_bytes) / self.peaks["bandwidth"]

@@ -2,8 +2,8 @@
 
   time_hf.py CONFIG
 
-``generate`` with a static cache, which compiles the decode step (reduce-overhead: CUDA graphs); prompts are not
-compiled by it, so a compiled forward pass is timed beside it.
+``generate`` with a static cache, which compiles the decode step (reduce-overhead: CUDA graphs); prompts are
+not compiled by it, so a compiled forward pass is timed beside it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def main() -> None:
     options = parser.parse_args()
     config = AutoConfig.for_model("llama", **json.loads(options.config.read_text()))
     with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
     model.eval()
     prefill(model, 1000, compiled=False).emit()
     decode(model, 1).emit()

@@ -12,12 +12,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from castiron.engines import open_engine
 from castiron.engines.program import Step
+from gpu_driver import Driver, Loaded
 from peaks import median_seconds
 from program_on_gpu import ProgramOnGpu
 from rows import Row
@@ -150,7 +152,10 @@ def main() -> None:
     engine = open_engine(options.engine)
     (target,) = engine.targets
     most = max(sum(rows + before for rows, before in sequences) for _, sequences in STEPS)
-    gpu = ProgramOnGpu(engine, target, kv_tokens=most + 32 * 256)
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    torch.zeros(1, device="cuda")  # makes torch's context current, which the driver's calls then use
+    driver = Driver()
+    gpu = ProgramOnGpu(engine, target, most + 32 * 256, partial(Loaded, driver), "cuda", multiprocessors)
     time_steps(gpu, json.loads(options.peaks.read_text()))
 
 
