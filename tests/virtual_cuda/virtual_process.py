@@ -7,9 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 T = TypeVar("T")
 _HERE = Path(__file__).parent
@@ -46,16 +48,16 @@ def _context() -> Any:
     # A server that has imported the slow modules forks the children: they start in milliseconds.
     context = multiprocessing.get_context("forkserver")
     folders = [str(_HERE), str(_HERE.parent / "plugins" / "cuda")]
-    path = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, path] if path else folders)
-    try:
+    path = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    environment = {
+        "PYTHONPATH": os.pathsep.join([*folders, *path]),
+        # The matrices are tiny: a thread pool costs more than it gives, most of all beside other tests.
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with mock.patch.dict(os.environ, environment):
         context.set_forkserver_preload(["virtual_interpreter"])
-        # Starting it needs the path above.
-        from multiprocessing.forkserver import ensure_running
-
-        ensure_running()
-    finally:
-        os.environ["PYTHONPATH"] = path
+        forkserver.ensure_running()
     return context
 
 
