@@ -121,7 +121,7 @@ class Launcher(_Plugin):
                 continue
             storage = argument.untyped_storage()
             buffer = buffers.setdefault(storage.data_ptr(), _Buffer(argument))
-            numbers.append(buffer.address + argument.storage_offset() * argument.element_size())
+            numbers.append(buffer.address + int(argument.storage_offset()) * argument.element_size())
         blocks = 1
         for size in grid:
             blocks *= size
@@ -147,7 +147,7 @@ class _Buffer:
     """A tensor's whole storage on the device, with a guard behind it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._host = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+        self._host = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         guard = torch.full((_GUARD,), _GUARD_BYTE, dtype=torch.uint8)
         self._device = torch.cat([self._host, guard]).cuda()
 

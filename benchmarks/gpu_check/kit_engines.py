@@ -160,7 +160,9 @@ def _hollow_checkpoint(shape: Shape, folder: Path) -> None:
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.bfloat16
+        )
     table: dict[str, Any] = {}
     end = 0
     for name, tensor in model.named_parameters():

@@ -79,8 +79,14 @@ class ProgramOnGpu:
         program = self.program
         table_width = -(-program.limits.max_seq_len // _BLOCK_TOKENS)
         tile = program.prefill_tile
-        starts, lengths, slots, positions, table = [0], [], [], [], []
-        decodes, tiles, tile_rows, free = [], [], [], 0
+        starts, free = [0], 0
+        lengths: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        table: list[list[int]] = []
+        decodes: list[int] = []
+        tiles: list[int] = []
+        tile_rows: list[int] = []
         for index, (rows, before) in enumerate(sequences):
             length = rows + before
             count = -(-length // _BLOCK_TOKENS)
