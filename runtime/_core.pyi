@@ -115,9 +115,9 @@ class Engine:
             weights_path: the safetensors file.
             tensors: for each weight (byte offset in the file, bytes).
             options: num_threads, kv_cache_blocks, max_batch_size, max_num_tokens, max_queue_size, vocab_limit
-                (ids from it on are never sampled); on host huge_pages (bool), isa (str); on CUDA kernel_images
-                ({entry of rank0.engine: bytes}), device_index (0), cuda_graphs (True), kv_cache_fraction (0.9
-                of the memory that is free after all else is reserved). None or absent: chosen.
+                (ids from it on are never sampled), kernel_images ({entry of rank0.engine: bytes}); on host
+                huge_pages (bool), isa (str); on CUDA device_index (0), cuda_graphs (True), kv_cache_fraction
+                (0.9 of the memory that is free after all else is reserved). None or absent: chosen.
 
         Raises:
             ValueError: anything that is not right, with what was found and what was expected.

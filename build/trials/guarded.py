@@ -48,8 +48,9 @@ class GuardedBuffer:
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """A numpy view of the memory."""
-        raw = (ctypes.c_char * self.size).from_address(self.address)
-        return np.frombuffer(raw, dtype).reshape(shape)
+        raw: Any = (ctypes.c_char * self.size).from_address(self.address)
+        view: np.ndarray[Any, Any] = np.frombuffer(raw, dtype).reshape(shape)
+        return view
 
 
 def _protect(address: int, size: int, access: int) -> None:

@@ -130,8 +130,10 @@ def _launch(
 ) -> NativeRun | CudaRun | TritonRun | None:
     kernel = launch.kernel
     if isinstance(kernel, HostKernel):
-        groups = [tuple(place.tensors[n] for n in names) for names in (call.inputs, weights, call.outputs)]
-        return NativeRun(library(kernel), kernel.function, *groups, parts=3)
+        inputs, read, outputs = (
+            tuple(place.tensors[name] for name in names) for names in (call.inputs, weights, call.outputs)
+        )
+        return NativeRun(library(kernel), kernel.function, inputs, read, outputs, parts=3)
     if launch.when is not None and not launch.when.low <= COUNTS.get(launch.when.of, 0) <= launch.when.high:
         return None
     blocks = [dim.times * (1 if dim.of is None else -(-COUNTS[dim.of] // dim.per)) for dim in launch.grid]

@@ -30,7 +30,8 @@ _FUNCTIONS: dict[Any, Any] = {}
 def _as_numbers(handle: Any) -> np.ndarray[Any, Any]:
     """A block's numbers; the interpreter keeps bfloat16 as bit patterns."""
     if handle.dtype.scalar == tl.bfloat16 and handle.data.dtype == np.uint16:
-        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+        numbers: np.ndarray[Any, Any] = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return numbers
     return np.asarray(handle.data)
 
 

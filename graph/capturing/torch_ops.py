@@ -72,5 +72,6 @@ def _custom(inputs: list[Tensor], weights: list[Tensor], op: str, attributes: st
     operands: list[Any] = [tuple(x.shape[1:]) for x in inputs]
     operands += [None] * (len(rule.inputs) - len(inputs) - len(weights))
     operands += [tuple(w.shape) for w in weights]
+    shape: Any
     (shape,) = rule.shape(*operands, **json.loads(attributes))
     return inputs[0].new_empty((1, *shape))
