@@ -24,7 +24,7 @@ from zoo import CONFIGS, make_checkpoint
 
 #: Set for every family of the zoo, which takes about ten minutes.
 ALL = "CASTIRON_ALL_FAMILIES"
-#: Between them these have every op, every kind of attention and of position, and shapes that are no powers of two.
+#: Between them these have every op, every kind of attention and position, and shapes off powers of two.
 COVERING = (
     "bloom_six_heads",
     "cohere2",
