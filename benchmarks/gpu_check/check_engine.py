@@ -93,7 +93,8 @@ def main() -> None:
         compare_with_golden(options.engine, options.device).emit()
         compare_graphs(options.engine, options.device).emit()
     except CastironError as error:
-        Row("tiny engines: against transformers", options.engine.name, passed=False, note=str(error)).emit()
+        words = str(error).removeprefix(f"{options.engine} ")
+        Row("tiny engines: against transformers", options.engine.name, passed=False, note=words).emit()
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Loaded:
         self.code = code
         self._driver = driver
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        driver.call("cuModuleLoadData", ctypes.byref(module), code.image)
+        driver.call("cuModuleLoadDataEx", ctypes.byref(module), code.image, 0, None, None)
         name = code.function.encode()
         driver.call("cuModuleGetFunction", ctypes.byref(self._function), module, name)
         if code.shared_bytes > 48 << 10:

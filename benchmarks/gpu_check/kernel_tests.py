@@ -29,12 +29,6 @@ TESTS = (
     "test_sampling.py",
 )
 INDEX = "kernels.json"
-_TYPES = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int32: "*i32",
-}
 #: Bytes behind each buffer that no kernel may touch.
 _GUARD = 1024
 _GUARD_BYTE = 0xA5
@@ -68,26 +62,13 @@ def kernel_key(kernel: TritonKernel) -> str:
 
 
 class _Plugin:
-    """Puts ``self.launch`` in the place of the interpreter, in the tests' own helper modules."""
+    """Puts ``self.launch`` in the place of the interpreter, in the tests' own helper module."""
 
     def pytest_collection_finish(self) -> None:
-        helpers = importlib.import_module("interpret")
-        helpers.run_launch = self.launch  # type: ignore[attr-defined]
-        # One test asks the interpreter itself for a kernel, without a tactic.
-        tests = importlib.import_module("test_linear")
-        tests.interpret = self.interpret  # type: ignore[attr-defined]
+        importlib.import_module("interpret").run_launch = self.launch  # type: ignore[attr-defined]
 
     def launch(self, kernel: TritonKernel, grid: Sequence[int], args: Mapping[str, Any]) -> None:
         raise NotImplementedError
-
-    def interpret(
-        self, function: Any, grid: Sequence[int], args: Mapping[str, Any], constants: Mapping[str, Any]
-    ) -> None:
-        types = {
-            name: _TYPES[argument.dtype] if isinstance(argument, torch.Tensor) else "i32"
-            for name, argument in args.items()
-        }
-        self.launch(TritonKernel(function, types, constants, num_warps=8), grid, args)
 
 
 class Recorder(_Plugin):

@@ -102,15 +102,18 @@ def make_kit(output: Path, target: str, families: list[str], shapes: list[str], 
     with tempfile.TemporaryDirectory(prefix="castiron-kit-") as name:
         content = Path(name)
         fetch_wheels(content / "wheels", python)
+        commit = source_commit()
+        if commit.endswith("-dirty"):
+            print("the working tree differs from HEAD: kernels are compiled from it, the source is HEAD's")
         archive_source(content / "source")
         build_tiny(families, target, content / "engines")
         for shape in SHAPES:
             if shape.name in shapes:
                 build_hollow(shape, target, content / "hollow" / shape.name)
         kernels = content / "kernel_tests"
-        command = [sys.executable, "-O", str(_HERE / "compile_kernel_tests.py"), str(kernels)]
+        command = [sys.executable, str(_HERE / "compile_kernel_tests.py"), str(kernels)]
         subprocess.run([*command, "--target", target], check=True)
-        about = {"target": target, "commit": source_commit(), "python": python}
+        about = {"target": target, "commit": commit, "python": python}
         (content / "kit.json").write_text(json.dumps(about))
         packed = output / "kit.tar.xz"
         pack(content, packed)

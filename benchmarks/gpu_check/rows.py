@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _MARK = "RESULT "
+#: Characters of a note in the table; the JSON has it whole.
+_NOTE = 160
 
 
 @dataclass(frozen=True)
@@ -59,5 +61,6 @@ def format_table(rows: list[Row]) -> str:
         verdict = {True: "ok", False: "FAILED", None: ""}[row.passed]
         figure = "" if row.value is None else f"{row.value:,.4g} {row.unit}"
         share = "" if row.share is None else f"{row.share:.0%} of {row.roof}"
-        lines.append(f"{row.name[:60]:60} {verdict:6} {figure:>18}  {share:34} {row.note[:100]}".rstrip())
+        note = " ".join(row.note.split())[:_NOTE]
+        lines.append(f"{row.name[:60]:60} {verdict:6} {figure:>18}  {share:26} {note}".rstrip())
     return "\n".join(lines)

@@ -99,7 +99,7 @@ class Checks:
             folder = self.kit / "hollow" / name
             if not folder.is_dir():
                 continue
-            self.run("fill_weights.py", str(folder), limit=60, check=False, name=f"weights of {name}")
+            self.run("fill_weights.py", str(folder), limit=100, check=False, name=f"weights of {name}")
             engine = [str(folder), "--peaks", peaks]
             device = ["--device", self.device]
             self.run(
