@@ -64,7 +64,7 @@ def record() -> dict[str, TritonKernel]:
 
     np.testing.assert_allclose = no_comparison
     np.testing.assert_array_equal = no_comparison
-    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder)
     recorder = Recorder()
     tests = [str(_TEST_FOLDER / name) for name in TESTS]
     pytest.main(
