@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Checks castiron on a bare machine with one NVIDIA GPU, and measures it there, in under ten minutes.
 #
-#   bash gpu_check.sh KIT [OUT]
+#   bash gpu_check.sh KIT [OUT [OPTION...]]
 #
 # KIT: the folder that benchmarks/gpu_check/make_kit.py wrote. OUT: where the results go, default KIT/results.
+# OPTION: of gpu_check/run_checks.py, such as --skip-timing.
 # The machine needs the driver, a C++20 compiler, CMake, Ninja, and a Python with torch, triton, numpy and
 # transformers; no network. Last it prints one table and the path of the JSON file. Exit code 0: all checks of
 # correctness passed.
 set -euo pipefail
 
-if [ $# -lt 1 ] || [ $# -gt 2 ] || [ ! -f "$1/kit.tar.xz" ]; then
-  echo "usage: bash gpu_check.sh KIT [OUT]   (KIT holds kit.tar.xz, made by benchmarks/gpu_check/make_kit.py)" >&2
+if [ $# -lt 1 ] || [ ! -f "$1/kit.tar.xz" ]; then
+  echo "usage: bash gpu_check.sh KIT [OUT [OPTION...]]   (KIT holds kit.tar.xz, made by benchmarks/gpu_check/make_kit.py)" >&2
   exit 2
 fi
 kit=$(realpath "$1")
@@ -51,7 +52,7 @@ echo "installed in $((SECONDS - began)) s" >&2
 
 status=0
 "$venv" "$work/source/benchmarks/gpu_check/run_checks.py" "$work" --json "$out/gpu_check.json" \
-  --seconds $((570 - SECONDS + began)) ${GPU_CHECK_OPTIONS:-} 2> >(tee "$out/progress.log" >&2) |
+  --seconds $((570 - SECONDS + began)) "${@:3}" 2> >(tee "$out/progress.log" >&2) |
   tee "$out/table.txt" || status=$?
 echo "results in $out/gpu_check.json"
 exit "$status"
