@@ -153,7 +153,7 @@ def load_module(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BuildError as error:
         raise BuildError(f"{file}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BuildError(f"the plugin {file} cannot be loaded:\n{_own_lines(error, file)}") from error
     return module
 
@@ -174,7 +174,7 @@ def register(plugins: Sequence[Plugin], registry: Registry) -> dict[str, CustomO
     return ops
 
 
-def _own_lines(error: Exception, file: Path) -> str:
+def _own_lines(error: BaseException, file: Path) -> str:
     """The traceback from the plugin's first line on."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((i for i, frame in enumerate(frames) if frame.filename == str(file)), len(frames))

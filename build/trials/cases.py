@@ -33,7 +33,12 @@ class Case:
 
 
 def bound(shape: Dims) -> tuple[int, ...]:
-    """A shape with the counts of the trial in place of symbols."""
+    """A shape with the trial's counts in place of symbols; raises BuildError for one that is none."""
+    for dim in shape:
+        if not (dim in COUNTS if isinstance(dim, str) else isinstance(dim, int) and dim > 0):
+            raise BuildError(
+                f"the shape {shape!r} has the size {dim!r}; expected a number or {', '.join(COUNTS)}"
+            )
     return tuple(COUNTS[dim] if isinstance(dim, str) else dim for dim in shape)
 
 

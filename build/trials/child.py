@@ -67,7 +67,9 @@ class _Runner:
                 return TrialAnswer(problem=problem)
         for name, buffer in self.memory.items():
             if not buffer.intact():
-                return TrialAnswer(problem=f"a kernel wrote behind the end of {name}")
+                return TrialAnswer(
+                    problem=f"a kernel wrote outside of {name}, right before its start or behind its end"
+                )
         results = {}
         for name in self.job.results:
             before = self.job.memory[name].content

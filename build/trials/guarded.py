@@ -19,8 +19,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class GuardedBuffer:
     """Bytes that end right before a forbidden page and begin behind one.
 
-    The start is a multiple of 16 bytes, so that up to 15 bytes between end and page stay open: they hold a
-    pattern, which ``intact`` checks. ``read_only`` memory is filled first and then locked.
+    The start is a multiple of 16 bytes, so that up to 15 bytes between end and page stay open, and the first
+    page is rarely filled: what is left of both holds a pattern, which ``intact`` checks. ``read_only`` memory
+    is filled first and then locked.
     """
 
     def __init__(self, content: bytes, *, read_only: bool) -> None:
@@ -31,8 +32,9 @@ class GuardedBuffer:
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.address = base + (pages + 1) * _PAGE - room
         self._slack = room - self.size
+        self._front = pages * _PAGE - room
+        ctypes.memset(self.address - self._front, _CANARY, pages * _PAGE)
         ctypes.memmove(self.address, content, self.size)
-        ctypes.memset(self.address + self.size, _CANARY, self._slack)
         _protect(base, _PAGE, _NONE)
         _protect(base + (pages + 1) * _PAGE, _PAGE, _NONE)
         if read_only:
@@ -43,8 +45,10 @@ class GuardedBuffer:
         return ctypes.string_at(self.address, self.size)
 
     def intact(self) -> bool:
-        """Whether nothing was written behind the end."""
-        return ctypes.string_at(self.address + self.size, self._slack) == bytes([_CANARY]) * self._slack
+        """Whether nothing was written before the start or behind the end."""
+        around = ctypes.string_at(self.address - self._front, self._front)
+        around += ctypes.string_at(self.address + self.size, self._slack)
+        return around == bytes([_CANARY]) * len(around)
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """A numpy view of the memory."""

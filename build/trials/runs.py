@@ -68,6 +68,12 @@ def run_lowering(
                 raise BuildError(
                     "a trial cannot follow a tactic that makes views; give it one that only calls"
                 )
+            unknown = [name for name in (*action.inputs, *action.outputs) if name not in place.tensors]
+            if unknown:
+                raise BuildError(
+                    f"its call of {action.kernel!r} names {unknown[0]!r}, which is no operand, result or "
+                    f"temporary; known: {', '.join(place.tensors)}"
+                )
             weights = [_weight(use, case, op, place) for use in action.weights]
             for launch in action.launches:
                 run = _launch(launch, action, weights, place, file, library)
@@ -136,9 +142,12 @@ def _launch(
         return NativeRun(library(kernel), kernel.function, inputs, read, outputs, parts=3)
     if launch.when is not None and not launch.when.low <= COUNTS.get(launch.when.of, 0) <= launch.when.high:
         return None
+    symbols = [dim.of for dim in launch.grid if dim.of is not None and dim.of not in COUNTS]
+    if symbols:
+        raise BuildError(f"a grid counts {symbols[0]!r}; expected one of {', '.join(COUNTS)}")
     blocks = [dim.times * (1 if dim.of is None else -(-COUNTS[dim.of] // dim.per)) for dim in launch.grid]
     if 0 in blocks:
-        return None
+        raise BuildError(f"a launch has the grid {blocks}, so it would do nothing")
     arguments = tuple(_argument(param, weights, place) for param in launch.args)
     if isinstance(kernel, CudaKernel):
         x, y, z = (*blocks, 1, 1)[:3]
@@ -150,6 +159,10 @@ def _launch(
 
 def _argument(param: Param, weights: Sequence[str], place: _Placement) -> Argument:
     match param.kind:
+        case "value" if str(param.of) in place.memory and str(param.of) not in place.tensors:
+            return ("array", str(param.of), 0)
+        case "value" | "row_stride" if str(param.of) not in place.tensors:
+            raise BuildError(f"its launch reads {param.of!r}; known values: {', '.join(place.tensors)}")
         case "value":
             tensor = place.tensors[str(param.of)]
             return ("array", tensor.memory, tensor.offset)

@@ -84,6 +84,30 @@ def test_a_kernel_that_writes_to_its_input_is_caught(tmp_path: Path) -> None:
     assert "inputs are read-only" in result.problem
 
 
+def test_a_kernel_that_writes_before_its_output_is_caught(tmp_path: Path) -> None:
+    before = "if (row == 0 && c == 0) static_cast<float*>(y.data)[-1] = 0; float v ="
+    (result,) = tried(plugin_file(tmp_path, ("float v =", before)))
+    assert "wrote outside of y0" in result.problem
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("lambda x: [x], lambda", "lambda x: ['abc'], lambda"), "has the size 'a'; expected a number"),
+        (("[op.outputs[0].name]", "['zzz']"), "names 'zzz', which is no operand, result or temporary"),
+    ],
+)
+def test_a_definition_that_makes_no_sense_is_explained(
+    tmp_path: Path, change: tuple[str, str], expected: str
+) -> None:
+    file = plugin_file(tmp_path, change)
+    try:
+        problems = [result.problem for result in tried(file)]
+    except BuildError as error:
+        problems = [str(error)]
+    assert expected in problems[0]
+
+
 def test_a_kernel_that_forgets_elements_is_caught(tmp_path: Path) -> None:
     (result,) = tried(plugin_file(tmp_path, ("c < x.shape[1]", "c < x.shape[1] - 1")))
     assert "13 of 429 elements are off" in result.problem
@@ -118,6 +142,7 @@ def test_a_tactic_that_raises_is_named(tmp_path: Path) -> None:
         ("x = 1", r"must define PLUGIN = .*; found nothing of that name"),
         ("PLUGIN = 3", r"found a int"),
         ("import nothing_like_this", r"(?s)cannot be loaded:.*line 1.*No module named"),
+        ("raise SystemExit(0)", r"(?s)cannot be loaded:.*SystemExit"),
         ("def broken(:", r"(?s)cannot be loaded:.*SyntaxError"),
         (
             "from castiron.plugins.sdk import Plugin\nPLUGIN = Plugin('empty')",
