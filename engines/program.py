@@ -134,7 +134,7 @@ class Kernel(_Model):
     """A compiled kernel of a CUDA target (docs/cuda-program.md, "Kernels")."""
 
     name: Name
-    function: Name
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_$][A-Za-z0-9_$.]{0,511}$")]
     image: str = ""
     ptx: str = ""
     threads: Annotated[int, Field(ge=1, le=1024)]
