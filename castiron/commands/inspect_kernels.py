@@ -61,10 +61,16 @@ def _summarize(program: Program) -> dict[str, Any]:
     }
 
 
+#: What the table needs for names of ordinary length.
+_LEAST_COLUMNS = 148
+
+
 def show_kernels(out: Console, summary: dict[str, Any]) -> None:
     """Print a table for each target."""
     from rich.markup import escape
 
+    # Names cut into pieces help nobody: a narrow terminal wraps whole lines instead.
+    out.width = max(out.width, _LEAST_COLUMNS)
     for target, found in summary.items():
         occasions = found["occasions"]
         shown = table(
