@@ -69,7 +69,7 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("limits", {}), "limits.max_batch_size is missing"),
         (put("format", [2, 0]), "expected format 1.x"),
         (put("format", "10"), "program.format is '10'; expected a list"),
-        (put("target", "sm_90"), 'target "sm_90"'),
+        (put("target", "tpu"), 'target "tpu"'),
         (put("vocab_size", 10**9), "vocab_size is 1000000000"),
         (put("arena_bytes", 0), None),
         (lambda a: a.update(program=[]), r"program is \[\]; expected a dict"),
