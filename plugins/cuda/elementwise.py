@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..launch import KernelLaunch, Param, TritonKernel, value, weight
+from ..reading import BINARY, UNARY, clip_bounds, has_clip_bounds
 from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost
 from .kernels import generic
 from .reference_ops import activate, arithmetic, clipped
@@ -20,21 +21,6 @@ from .strides import (
     walk_grid,
 )
 from .types import pointer
-
-_LARGEST = 3.4028234663852886e38
-_BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max", "Pow": "pow"}
-_UNARY = {
-    "Neg": "neg",
-    "Exp": "exp",
-    "Log": "log",
-    "Sqrt": "sqrt",
-    "Abs": "abs",
-    "Reciprocal": "reciprocal",
-    "Softplus": "softplus",
-    "Sin": "sin",
-    "Cos": "cos",
-    "Erf": "erf",
-}
 
 
 def _float(*operands: Operand) -> bool:
@@ -81,14 +67,11 @@ def _activation(op: Op, context: Context) -> Lowering:
 
 
 def _clip_fits(op: Op, context: Context) -> bool:
-    bounds = [op.input(i) for i in (1, 2)]
-    return _unary_fits(op, context) and all(b is None or b.scalar is not None for b in bounds)
+    return _unary_fits(op, context) and has_clip_bounds(op)
 
 
 def _clip(op: Op, context: Context) -> Lowering:
-    low, high = op.input(1), op.input(2)
-    least = -_LARGEST if low is None or low.scalar is None else max(low.scalar, -_LARGEST)
-    most = _LARGEST if high is None or high.scalar is None else min(high.scalar, _LARGEST)
+    least, most = clip_bounds(op)
     return _unary_call(op, context, "clip", least, most, name="clip")
 
 
@@ -151,7 +134,7 @@ TACTICS = (
         bandwidth_cost,
         lambda x, *, fn: (activate(x, fn),),
     ),
-    *(_unary(kind, fn) for kind, fn in _UNARY.items()),
-    *(_binary(kind, fn) for kind, fn in _BINARY.items()),
+    *(_unary(kind, fn) for kind, fn in UNARY.items()),
+    *(_binary(kind, fn) for kind, fn in BINARY.items()),
     Tactic("cuda.clip", "Clip", "cuda", _clip_fits, _clip, bandwidth_cost, clipped),
 )

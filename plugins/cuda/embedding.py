@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, row_stride, value, weight
+from ..reading import is_lookup
 from ..tactic import Call, Context, Dims, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost
 from .kernels.rows import gather_rows
 from .reference_ops import embedding as embedding_reference
@@ -51,8 +52,7 @@ def _launch(
 
 
 def _embedding_fits(op: Op, context: Context) -> bool:
-    ids, table = op.required(0), op.required(1)
-    return len(ids.shape) == 1 and ids.dtype == "i32" and table.constant and len(table.shape) == 2
+    return is_lookup(op)
 
 
 def _embedding(op: Op, context: Context) -> Lowering:

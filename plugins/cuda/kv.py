@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from castiron.errors import BuildError
 
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, row_stride, step_input, value
-from ..tactic import Call, Context, Lowering, Op, Tactic, bandwidth_cost
+from ..reading import head_attrs
+from ..tactic import ITEM_BYTES, Call, Context, Lowering, Op, Tactic, bandwidth_cost
 from .kernels import kv as kernels
 from .reference_cache import write_kv
 from .types import next_power_of_two, pointer
 
-ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 #: Elements of a token that one program of two warps moves: loads of 16 bytes for each thread.
 _ELEMENTS_PER_PROGRAM = 1024
 
@@ -93,7 +93,7 @@ def _write_kv(op: Op, context: Context) -> Lowering:
         row_stride(v.name),
     )
     grid = (Grid("T"), Grid(times=-(-cache.kv_heads // per_program)))
-    attrs = {name: int(op.attrs[name]) for name in ("layer", "kv_heads", "head_dim", "v_head_dim")}
+    attrs = head_attrs(op, ("layer", "kv_heads", "head_dim", "v_head_dim"))
     call = Call(
         "write_kv", [k.name, v.name], [], (), attrs, (KernelLaunch(kernel, grid, args),), takes_views=True
     )

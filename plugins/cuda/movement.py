@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..launch import KernelLaunch, Param, TritonKernel, row_stride, value
+from ..reading import first_column, slice_bounds
 from ..tactic import Call, Context, Dims, Lowering, Op, Operand, Tactic, View, bandwidth_cost
 from . import reference_ops as reference
 from .kernels.generic import move
@@ -116,31 +117,11 @@ def _transpose(op: Op, context: Context) -> Lowering:
     return Lowering((Call("transpose", [x.name], [y.name], (), {"perm": perm}, (launch,)),))
 
 
-def _bounds(op: Op) -> list[tuple[int, int, int]] | None:
-    """(axis, start, step) of a Slice with inlined bounds, or None."""
-    given = [op.input(i) for i in range(1, 5)]
-    if given[0] is None or any(g is not None and g.values is None for g in given):
-        return None
-    shape = op.required(0).shape
-    numbers = [
-        None if g is None or g.values is None else [int(v) for v in g.values.reshape(-1)] for g in given
-    ]
-    starts = numbers[0] or []
-    axes = numbers[2] or list(range(len(starts)))
-    steps = numbers[3] or [1] * len(starts)
-    bounds = []
-    for start, axis, step in zip(starts, axes, steps, strict=True):
-        size = shape[axis]
-        if step < 1 or not isinstance(size, int):
-            return None
-        bounds.append((axis % len(shape), min(max(start + size if start < 0 else start, 0), size), step))
-    return bounds
-
-
-def _cut(x: Operand, y: Operand, bounds: Sequence[tuple[int, int, int]], context: Context) -> Call | View:
+def _cut(x: Operand, y: Operand, bounds: list[tuple[int, int, int]], context: Context) -> Call | View:
     """Part of x: a view where it is a run of columns, else one copy."""
-    if len(x.shape) == 2 and len(bounds) == 1 and bounds[0][0] == 1 and bounds[0][2] == 1:
-        return View(y.name, x.name, y.shape, bounds[0][1])
+    column = first_column(x.shape, bounds)
+    if column is not None:
+        return View(y.name, x.name, y.shape, column)
     strides = list(strides_of(sizes_of(x.shape)))
     offsets = [product(start, strides[axis]) for axis, start, _ in bounds]
     for axis, _, step in bounds:
@@ -161,13 +142,13 @@ def _one_sided(shape: Dims, axes: Sequence[int]) -> bool:
 
 
 def _slice(op: Op, context: Context) -> Lowering:
-    bounds = _bounds(op)
+    bounds = slice_bounds(op)
     assert bounds is not None
     return Lowering((_cut(op.required(0), op.outputs[0], bounds, context),))
 
 
 def _slice_fits(op: Op, context: Context) -> bool:
-    bounds = _bounds(op)
+    bounds = slice_bounds(op)
     if bounds is None or not _moves(op, context):
         return False
     return _one_sided(op.required(0).shape, [axis for axis, start, _ in bounds if start])

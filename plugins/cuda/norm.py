@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, row_stride, value, weight
+from ..reading import as_rows, is_norm_of_rows, norm_group
 from ..tactic import Call, Context, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
 from .kernels.norm import norm
 from .reference_ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -10,20 +11,6 @@ from .types import blocks_over, count, next_power_of_two, pointer
 
 #: Elements of a block: short runs share one, so that a warp has work for more than one instruction.
 _BLOCK_ELEMENTS = 1024
-
-
-def _rows(shape: Dims) -> Dims | None:
-    """The two-dimensional form [R, C] of a shape whose first size alone may be symbolic."""
-    if len(shape) < 2 or any(isinstance(d, str) for d in shape[1:]):
-        return None
-    columns = 1
-    for dim in shape[1:]:
-        columns *= int(dim)
-    return (shape[0], columns)
-
-
-def _group(op: Op) -> int:
-    return int(op.attrs.get("group", 0)) or int(op.required(0).shape[-1])
 
 
 def _launch(
@@ -71,24 +58,20 @@ def _launch(
 
 
 def _norm_fits(op: Op, context: Context) -> bool:
-    x = op.required(0)
-    if _rows(x.shape) is None or x.constant:
-        return False
-    group = _group(op)
-    return all(w is None or w.shape in ((group,), (1, group)) for w in op.inputs[1:])
+    return is_norm_of_rows(op)
 
 
 def _norm(name: str, center: bool) -> Tactic:
     def lower(op: Op, context: Context) -> Lowering:
         x, y = op.required(0), op.outputs[0]
-        rows = _rows(x.shape)
+        rows = as_rows(x.shape)
         assert rows is not None
         if rows == x.shape:
-            launch, uses = _launch(op, x.name, y, None, rows, _group(op), center)
+            launch, uses = _launch(op, x.name, y, None, rows, norm_group(op), center)
             call = Call(name, [x.name], [y.name], uses, {}, (launch,), takes_views=True)
             return Lowering((call,))
         flat, normed = f"{x.name}.as_rows.{y.name}", Operand(f"{y.name}.as_rows", rows, y.dtype)
-        launch, uses = _launch(op, flat, normed, None, rows, _group(op), center)
+        launch, uses = _launch(op, flat, normed, None, rows, norm_group(op), center)
         call = Call(name, [flat], [normed.name], uses, {}, (launch,))
         return Lowering((View(flat, x.name, rows), call, View(y.name, normed.name, y.shape)), (normed,))
 

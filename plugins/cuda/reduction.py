@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 
 from ..launch import Grid, KernelLaunch, TritonKernel, value
+from ..reading import REDUCE, is_plain_matmul, reduces_last_axis
 from ..tactic import Call, Context, Dims, Lowering, Op, Tactic, bandwidth_cost, element_count
 from . import reference_ops as reference
 from .kernels import generic
 from .strides import describable, sizes_of, symbol_count, symbol_of
 from .types import blocks_over, next_power_of_two, pointer
 
-_REDUCE = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max"}
 _LONGEST_BLOCK = 4096
 _MATMUL_TILE = 32
 
 
 def _over_last_axis(op: Op, context: Context) -> bool:
     x = op.required(0)
-    rank = len(x.shape)
-    axes = op.input(1)
-    if x.dtype == "i32" or x.constant or not describable(x.shape):
-        return False
-    if axes is None:
-        return op.attrs.get("axis", -1) in (-1, rank - 1)
-    return axes.values is not None and [int(v) % rank for v in axes.values.reshape(-1)] == [rank - 1]
+    return x.dtype != "i32" and not x.constant and describable(x.shape) and reduces_last_axis(op)
 
 
 def _blocks(shape: Dims) -> Grid:
@@ -68,14 +62,7 @@ def _reduce(kind: str, fn: str) -> Tactic:
 
 
 def _matmul_fits(op: Op, context: Context) -> bool:
-    a, b = op.required(0), op.required(1)
-    return (
-        not a.constant
-        and not b.constant
-        and len(a.shape) == len(b.shape) >= 2
-        and a.shape[:-2] == b.shape[:-2]
-        and describable(a.shape, b.shape)
-    )
+    return is_plain_matmul(op) and describable(op.required(0).shape, op.required(1).shape)
 
 
 def _matmul(op: Op, context: Context) -> Lowering:
@@ -104,6 +91,6 @@ def _matmul_cost(op: Op, context: Context, tokens: int) -> float:
 
 TACTICS = (
     Tactic("cuda.softmax", "Softmax", "cuda", _over_last_axis, _softmax, bandwidth_cost, reference.softmax),
-    *(_reduce(kind, fn) for kind, fn in _REDUCE.items()),
+    *(_reduce(kind, fn) for kind, fn in REDUCE.items()),
     Tactic("cuda.matmul", "MatMul", "cuda", _matmul_fits, _matmul, _matmul_cost, reference.matmul),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..launch import Grid, KernelLaunch, TritonKernel, row_stride, step_input, value, weight
-from ..tactic import Attr, Call, Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
+from ..reading import head_attrs
+from ..tactic import Call, Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
 from .kernels import rope as kernels
 from .kv import CacheLayer, heads_per_program
 from .reference_cache import paged_rope, rope_write_kv
@@ -22,11 +23,6 @@ def _pairs(op: Op) -> dict[str, int | bool]:
         "PADDED_HALF": next_power_of_two(rotary // 2),
         "PADDED_REST": next_power_of_two(max(1, head_dim - rotary)),
     }
-
-
-def _attrs(op: Op, names: tuple[str, ...]) -> dict[str, Attr]:
-    flags = ("interleaved", "concat_halves")
-    return {name: bool(op.attrs[name]) if name in flags else int(op.attrs[name]) for name in names}
 
 
 def _tables(op: Op, first: int) -> tuple[WeightUse, WeightUse]:
@@ -68,7 +64,7 @@ def _rope(op: Op, context: Context) -> Lowering:
         [x.name, positions.name],
         [y.name],
         _tables(op, 2),
-        _attrs(op, ("heads", "head_dim", "rotary_dim", "interleaved", "concat_halves")),
+        head_attrs(op, ("heads", "head_dim", "rotary_dim", "interleaved", "concat_halves")),
         (launch,),
         takes_views=True,
         in_place=() if moves else ((0, 0),),
@@ -130,7 +126,7 @@ def _rope_write_kv(op: Op, context: Context) -> Lowering:
         [q.name, k.name, v.name, positions.name],
         [y.name],
         _tables(op, 4),
-        _attrs(
+        head_attrs(
             op,
             (
                 "layer",

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from ..tactic import Attr, Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
+from ..reading import head_attrs
+from ..tactic import Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
 from .kernels import host_call
 
 _PAIRS = ("rotary_dim", "interleaved", "concat_halves")
 _DIMS = ("q_heads", "kv_heads", "head_dim", "v_head_dim")
-
-
-def _attrs(op: Op, names: tuple[str, ...]) -> dict[str, Attr]:
-    flags = ("interleaved", "concat_halves")
-    return {name: bool(op.attrs[name]) if name in flags else int(op.attrs[name]) for name in names}
 
 
 def _vectors(*names: str) -> list[WeightUse]:
@@ -24,7 +20,7 @@ def _two_dimensional(op: Op, context: Context) -> bool:
 
 def _rope(op: Op, context: Context) -> Lowering:
     x, positions, cos, sin = (op.required(i) for i in range(4))
-    attrs = _attrs(op, ("heads", "head_dim", *_PAIRS))
+    attrs = head_attrs(op, ("heads", "head_dim", *_PAIRS))
     call = host_call(
         "rope", [x.name, positions.name], [op.outputs[0].name], _vectors(cos.name, sin.name), attrs
     )
@@ -34,7 +30,7 @@ def _rope(op: Op, context: Context) -> Lowering:
 def _rope_write_kv(op: Op, context: Context) -> Lowering:
     q, k, v, positions, cos, sin = (op.required(i) for i in range(6))
     inputs = [q.name, k.name, v.name, positions.name]
-    attrs = _attrs(op, ("layer", *_DIMS, *_PAIRS))
+    attrs = head_attrs(op, ("layer", *_DIMS, *_PAIRS))
     return Lowering(
         (host_call("rope_write_kv", inputs, [op.outputs[0].name], _vectors(cos.name, sin.name), attrs),)
     )
@@ -42,13 +38,13 @@ def _rope_write_kv(op: Op, context: Context) -> Lowering:
 
 def _write_kv(op: Op, context: Context) -> Lowering:
     k, v = op.required(0), op.required(1)
-    attrs = _attrs(op, ("layer", "kv_heads", "head_dim", "v_head_dim"))
+    attrs = head_attrs(op, ("layer", "kv_heads", "head_dim", "v_head_dim"))
     return Lowering((host_call("write_kv", [k.name, v.name], [], (), attrs),))
 
 
 def _paged_attention(op: Op, context: Context) -> Lowering:
     q, sinks, slopes = op.required(0), op.input(1), op.input(2)
-    attrs = _attrs(op, ("layer", *_DIMS))
+    attrs = head_attrs(op, ("layer", *_DIMS))
     attrs |= {
         "scale": float(op.attrs["scale"]),
         "window": int(op.attrs.get("window", 0)),

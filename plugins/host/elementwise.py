@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..reading import BINARY, REDUCE, UNARY, clip_bounds, has_clip_bounds, reduces_last_axis
 from ..tactic import Call, Context, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
 from .kernels import host_call
-
-_LARGEST = 3.4028234663852886e38
-_BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max", "Pow": "pow"}
-_UNARY = {
-    "Neg": "neg",
-    "Exp": "exp",
-    "Log": "log",
-    "Sqrt": "sqrt",
-    "Abs": "abs",
-    "Reciprocal": "reciprocal",
-    "Softplus": "softplus",
-    "Sin": "sin",
-    "Cos": "cos",
-    "Erf": "erf",
-}
-_REDUCE = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max"}
 
 
 def _activation(op: Op, context: Context) -> bool:
@@ -73,25 +58,18 @@ def _binary(kind: str, fn: str) -> Tactic:
 
 
 def _clip_fits(op: Op, context: Context) -> bool:
-    bounds = [op.input(i) for i in (1, 2)]
-    return op.required(0).dtype == "f32" and all(b is None or b.scalar is not None for b in bounds)
+    return op.required(0).dtype == "f32" and has_clip_bounds(op)
 
 
 def _clip(op: Op, context: Context) -> Lowering:
-    low, high = op.input(1), op.input(2)
-    least = -_LARGEST if low is None or low.scalar is None else max(low.scalar, -_LARGEST)
-    most = _LARGEST if high is None or high.scalar is None else min(high.scalar, _LARGEST)
+    least, most = clip_bounds(op)
     return Lowering(
         (host_call("clip", [op.required(0).name], [op.outputs[0].name], (), {"min": least, "max": most}),)
     )
 
 
 def _over_last_axis(op: Op, context: Context) -> bool:
-    rank = len(op.required(0).shape)
-    axes = op.input(1)
-    if axes is None:
-        return op.attrs.get("axis", -1) in (-1, rank - 1)
-    return axes.values is not None and [int(v) % rank for v in axes.values.reshape(-1)] == [rank - 1]
+    return reduces_last_axis(op)
 
 
 def _softmax(op: Op, context: Context) -> Lowering:
@@ -140,10 +118,10 @@ def _expand(op: Op, context: Context) -> Lowering:
 
 TACTICS = (
     Tactic("host.activation", "castiron.Activation", "host", _activation, _lower_activation, bandwidth_cost),
-    *(_unary(kind, fn) for kind, fn in _UNARY.items()),
-    *(_binary(kind, fn) for kind, fn in _BINARY.items()),
+    *(_unary(kind, fn) for kind, fn in UNARY.items()),
+    *(_binary(kind, fn) for kind, fn in BINARY.items()),
     Tactic("host.clip", "Clip", "host", _clip_fits, _clip, bandwidth_cost),
     Tactic("host.softmax", "Softmax", "host", _over_last_axis, _softmax, bandwidth_cost),
-    *(_reduce(kind, fn) for kind, fn in _REDUCE.items()),
+    *(_reduce(kind, fn) for kind, fn in REDUCE.items()),
     Tactic("host.expand", "Expand", "host", _expand_fits, _expand, bandwidth_cost),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ..reading import is_lookup
 from ..tactic import Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
 from .kernels import host_call
 
 
 def _embedding_fits(op: Op, context: Context) -> bool:
-    ids, table = op.required(0), op.required(1)
-    return len(ids.shape) == 1 and ids.dtype == "i32" and table.constant and len(table.shape) == 2
+    return is_lookup(op)
 
 
 def _embedding(op: Op, context: Context) -> Lowering:

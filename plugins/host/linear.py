@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..reading import is_plain_matmul
 from ..tactic import Attr, Context, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost, element_count
 from .kernels import host_call
 
@@ -52,13 +53,7 @@ def _product_cost(op: Op, context: Context, tokens: int) -> float:
 
 
 def _matmul_fits(op: Op, context: Context) -> bool:
-    a, b = op.required(0), op.required(1)
-    return (
-        not a.constant
-        and not b.constant
-        and len(a.shape) == len(b.shape) >= 2
-        and a.shape[:-2] == b.shape[:-2]
-    )
+    return is_plain_matmul(op)
 
 
 def _matmul(op: Op, context: Context) -> Lowering:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from ..tactic import Attr, Context, Dims, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
+from ..reading import as_rows, is_norm_of_rows, norm_group
+from ..tactic import Attr, Context, Lowering, Op, Operand, Tactic, View, WeightUse, bandwidth_cost
 from .kernels import host_call
 
 
-def _rows(shape: Dims) -> Dims | None:
-    """The two-dimensional form [R, C] of a shape whose first size alone is symbolic."""
-    if len(shape) < 2 or any(isinstance(d, str) for d in shape[1:]):
-        return None
-    columns = 1
-    for dim in shape[1:]:
-        columns *= int(dim)
-    return (shape[0], columns)
-
-
 def _norm_fits(op: Op, context: Context) -> bool:
-    x = op.required(0)
-    if _rows(x.shape) is None or x.constant:
-        return False
-    group = _group(op)
-    return all(w is None or w.shape in ((group,), (1, group)) for w in op.inputs[1:])
-
-
-def _group(op: Op) -> int:
-    return int(op.attrs.get("group", 0)) or int(op.required(0).shape[-1])
+    return is_norm_of_rows(op)
 
 
 def _norm(kernel: str, has_bias: bool) -> Tactic:
@@ -33,9 +16,9 @@ def _norm(kernel: str, has_bias: bool) -> Tactic:
 
     def lower(op: Op, context: Context) -> Lowering:
         x, y = op.required(0), op.outputs[0]
-        rows = _rows(x.shape)
+        rows = as_rows(x.shape)
         assert rows is not None
-        attrs: dict[str, Attr] = {"eps": float(op.attrs["eps"]), "group": _group(op)}
+        attrs: dict[str, Attr] = {"eps": float(op.attrs["eps"]), "group": norm_group(op)}
         weights = _affine(op, 1, attrs, has_bias)
         if rows == x.shape:
             return Lowering((host_call(kernel, [x.name], [y.name], weights, attrs),))

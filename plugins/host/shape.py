@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..reading import first_column, slice_bounds
 from ..tactic import COPY, Call, Context, Lowering, Op, Operand, Tactic, View, bandwidth_cost
 from .kernels import host_call
 
@@ -22,33 +23,13 @@ def _transpose(op: Op, context: Context) -> Lowering:
     )
 
 
-def _bounds(op: Op) -> list[tuple[int, int, int]] | None:
-    """(axis, start, step) of a Slice with inlined bounds, or None."""
-    given = [op.input(i) for i in range(1, 5)]
-    if given[0] is None or any(g is not None and g.values is None for g in given):
-        return None
-    shape = op.required(0).shape
-    numbers = [
-        None if g is None or g.values is None else [int(v) for v in g.values.reshape(-1)] for g in given
-    ]
-    starts = numbers[0] or []
-    axes = numbers[2] or list(range(len(starts)))
-    steps = numbers[3] or [1] * len(starts)
-    bounds = []
-    for start, axis, step in zip(starts, axes, steps, strict=True):
-        size = shape[axis]
-        if step < 1 or not isinstance(size, int):
-            return None
-        bounds.append((axis % len(shape), min(max(start + size if start < 0 else start, 0), size), step))
-    return bounds
-
-
 def _slice(op: Op, context: Context) -> Lowering:
     x, y = op.required(0), op.outputs[0]
-    bounds = _bounds(op)
+    bounds = slice_bounds(op)
     assert bounds is not None
-    if len(x.shape) == 2 and len(bounds) == 1 and bounds[0][0] == 1 and bounds[0][2] == 1:
-        return Lowering((View(y.name, x.name, y.shape, bounds[0][1]),))
+    column = first_column(x.shape, bounds)
+    if column is not None:
+        return Lowering((View(y.name, x.name, y.shape, column),))
     actions: list[Call | View] = []
     temporaries: list[Operand] = []
     source, shape = x.name, list(x.shape)
@@ -106,7 +87,12 @@ TACTICS = (
     Tactic("host.identity", "Identity", "host", _any, _same_bytes, lambda op, context, tokens: 0.0),
     Tactic("host.transpose", "Transpose", "host", _any, _transpose, bandwidth_cost),
     Tactic(
-        "host.slice", "Slice", "host", lambda op, context: _bounds(op) is not None, _slice, bandwidth_cost
+        "host.slice",
+        "Slice",
+        "host",
+        lambda op, context: slice_bounds(op) is not None,
+        _slice,
+        bandwidth_cost,
     ),
     Tactic("host.split", "Split", "host", _split_fits, _split, bandwidth_cost),
     Tactic("host.concat", "Concat", "host", _concat_fits, _concat, bandwidth_cost),
