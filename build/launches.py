@@ -8,10 +8,9 @@ from typing import Literal, cast, get_args
 
 from castiron.errors import BuildError
 
-from ..engines.program import Arg, GridDim, Launch, StepInput, Symbol, When
+from ..engines.program import ITEM_BYTES, Arg, GridDim, Launch, StepInput, Symbol, When
 from ..plugins import Call
 from ..plugins.launch import CudaKernel, HostKernel, KernelLaunch, Param, TritonKernel
-from ..plugins.tactic import ITEM_BYTES
 from .steps import StepList
 from .weight_table import WeightTable
 

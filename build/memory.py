@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engines.cuda_layout import kv_layout, step_input_bytes
-from ..engines.program import KvLayer, Program
+from ..engines.cuda_layout import step_input_bytes
+from ..engines.kv_cache import block_bytes
+from ..engines.program import BLOCK_TOKENS, Program
 from ..engines.weights_file import layout_bytes
-from ..plugins.tactic import ITEM_BYTES
 
 ALIGNMENT = 64
-#: Tokens in a KV block (docs/program.md).
-BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -68,14 +66,6 @@ def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
     )
 
 
-def kv_block_bytes(layers: Sequence[KvLayer]) -> int:
-    """Bytes of one KV block over all layers."""
-    return sum(
-        layer.kv_heads * (layer.head_dim + layer.v_head_dim) * BLOCK_TOKENS * ITEM_BYTES[layer.dtype]
-        for layer in layers
-    )
-
-
 @dataclass(frozen=True)
 class MemoryItem:
     """One line of the plan: what, how many bytes, and how it comes about."""
@@ -98,7 +88,7 @@ def memory_plan(program: Program) -> MemoryPlan:
     matrices = sum(layout_bytes(w) for w in weights if len(w.shape) > 1)
     vectors = sum(layout_bytes(w) for w in weights) - matrices
     on_gpu = program.prefill_tile > 0
-    block = kv_layout(program.kv_layers).block_stride if on_gpu else kv_block_bytes(program.kv_layers)
+    block = block_bytes(program)
     blocks = -(-limits.max_seq_len // BLOCK_TOKENS) * limits.max_batch_size
     items = [
         MemoryItem(

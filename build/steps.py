@@ -8,10 +8,10 @@ from typing import Any, Literal, cast
 
 from castiron.errors import BuildError
 
-from ..engines.program import Dim, Value
+from ..engines.program import ITEM_BYTES, Dim, Value
 from ..plugins import Call, Lowering, Op, Operand, View
 from ..plugins.launch import KernelLaunch, Param
-from ..plugins.tactic import COPY, ITEM_BYTES
+from ..plugins.tactic import COPY
 from .memory import Buffer, plan_arena
 from .weight_table import WeightTable
 

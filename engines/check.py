@@ -10,14 +10,13 @@ from castiron.errors import EngineError
 
 from .check_launches import LaunchChecker, check_kernels
 from .kernels import KERNELS, NATIVE, attr_fits
-from .program import PROGRAM_FORMAT, Program, Step, Value, Weight
+from .program import ITEM_BYTES, PROGRAM_FORMAT, Program, Step, Value, Weight
 from .symbols import largest_counts
 from .weights_file import ALIGNMENT, CODES, TensorEntry, layout_bytes
 
 _FED = {"token_ids": ("i32", ["T"]), "positions": ("i32", ["T"]), "logit_rows": ("i32", ["N"])}
 #: What sampling leaves for the runtime (docs/cuda-program.md, "Sampling"): dtype and columns.
 _SAMPLED = {"sampled": ("i32", 2), "sample_top_ids": ("i32", 20), "sample_top_logprobs": ("f32", 21)}
-_ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
 
 
 def check_program(program: Program, tensors: Mapping[str, TensorEntry], images: Collection[str] = ()) -> None:
@@ -83,7 +82,7 @@ class _Checker:
             if isinstance(dim, str) and dim not in self.most:
                 self.fail("value {!r} has a size {}, which this target has no count of", value.name, dim)
         size = math.prod(self.most[dim] if isinstance(dim, str) else dim for dim in value.shape)
-        size *= _ITEM_BYTES[value.dtype]
+        size *= ITEM_BYTES[value.dtype]
         if value.offset % ALIGNMENT or value.column:
             self.fail("value {!r} is not aligned to {} bytes", value.name, ALIGNMENT)
         if value.offset + size > self.program.arena_bytes:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .program import KvLayer, Program
+from .program import BLOCK_TOKENS, ITEM_BYTES, KvLayer, Program
 from .symbols import largest_counts
 
-BLOCK_TOKENS = 32
 #: Of each array of the step's input block.
 INPUT_ALIGNMENT = 16
 _ALIGNMENT = 256
-_ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ def kv_layout(layers: Sequence[KvLayer]) -> KvLayout:
     """The layout of a pool that serves all layers."""
     keys, values, end = [], [], 0
     for layer in layers:
-        row = BLOCK_TOKENS * layer.kv_heads * _ITEM_BYTES[layer.dtype]
+        row = BLOCK_TOKENS * layer.kv_heads * ITEM_BYTES[layer.dtype]
         keys.append(end)
         end += _aligned(row * layer.head_dim)
         values.append(end)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .program import Dim, Launch, Program, Step
+from .program import ITEM_BYTES, Dim, Launch, Program, Step
 from .weights_file import layout_bytes
 
-_ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
 #: Steps that read rows of a table, not the whole of it.
 _BY_ROW = frozenset(("embedding", "gather", "rope", "rope_write_kv"))
 
@@ -77,7 +76,7 @@ def _work(program: Program, step: Step, occasion: Occasion) -> tuple[float, floa
     moved = flops = 0.0
     operands = [values[name] for name in (*step.inputs, *step.outputs)]
     for value in operands:
-        moved += _ITEM_BYTES[value.dtype] * _elements(value.shape, counts)
+        moved += ITEM_BYTES[value.dtype] * _elements(value.shape, counts)
     weights = {weight.name: weight for weight in program.weights}
     rows = _elements(operands[0].shape[:1], counts) if operands else 0
     for name in step.weights:
@@ -93,7 +92,7 @@ def _work(program: Program, step: Step, occasion: Occasion) -> tuple[float, floa
     if step.kernel == "paged_attention" and isinstance(heads, int):
         for layer in (program.kv_layers[index] for index in layers):
             width = layer.head_dim + layer.v_head_dim
-            moved += occasion.context * layer.kv_heads * width * _ITEM_BYTES[layer.dtype]
+            moved += occasion.context * layer.kv_heads * width * ITEM_BYTES[layer.dtype]
             # A query sees what lies before it: all of the context less half of its own chunk.
             seen = occasion.context - (occasion.tokens - 1) / 2
             flops += 2.0 * occasion.tokens * seen * heads * width

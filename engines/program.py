@@ -9,6 +9,7 @@ Sizes may name two symbols that are known only when a step runs:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +22,10 @@ Symbol = Literal["T", "N", "S", "D", "P", "R", "E", "L", "V"]
 Dim = Annotated[int, Field(ge=1, le=1 << 40)] | Symbol
 DType = Literal["f32", "i32", "bf16", "f16"]
 WeightDType = Literal["f32", "bf16", "f16"]
+#: Bytes of an element.
+ITEM_BYTES: Mapping[str, int] = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
+#: Tokens in a block of the KV cache.
+BLOCK_TOKENS = 32
 #: How a weight lies in memory. K: input features, N: output features; both zero-padded up.
 #: plain        row-major, ``shape`` as given
 #: panel16      f32  [ceil(N/16)][K][16]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..engines.program import ITEM_BYTES
 from .launch import KernelLaunch
 from .targets import Family, Target
 
@@ -21,7 +22,6 @@ COPY = "castiron.Copy"
 #: The op that lowering adds behind the graph where a target has a tactic for it: logits f32 [N, vocab] to
 #: sampled i32 [N, 2], top ids i32 [N, 20], top log-probabilities f32 [N, 21] (docs/cuda-program.md).
 SAMPLE = "castiron.Sample"
-ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
 
 Dim = int | str
 Dims = tuple[Dim, ...]

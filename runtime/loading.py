@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from castiron.errors import EngineError
 
 from ..engines import open_engine
-from ..engines.cuda_layout import kv_layout
+from ..engines.kv_cache import block_bytes
+from ..engines.program import BLOCK_TOKENS
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
 from .session import Session
@@ -21,8 +22,6 @@ from .tokenizer_preload import TokenizerPreload
 if TYPE_CHECKING:
     from ..engines import Engine, Program
 
-_BLOCK_TOKENS = 32
-_ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 _NO_PROBE: dict[str, Any] = {"devices": [], "driver": 0, "error": ""}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -173,16 +172,6 @@ def open_session(
     return Session(loaded.core, info, types, max_queue_size=options.max_queue_size, preload=preload)
 
 
-def block_bytes(program: Program) -> int:
-    """Bytes of one KV block of 32 tokens over all layers (docs/program.md and docs/cuda-program.md)."""
-    if program.prefill_tile:  # a CUDA target, whose layers are aligned
-        return kv_layout(program.kv_layers).block_stride
-    return sum(
-        _BLOCK_TOKENS * layer.kv_heads * (layer.head_dim + layer.v_head_dim) * _ELEMENT_BYTES[layer.dtype]
-        for layer in program.kv_layers
-    )
-
-
 def parse_bytes(text: int | str) -> int:
     """Bytes from a number or a text such as ``2GiB``, ``500MB``, ``1.5g`` (decimal unless with an i)."""
     if isinstance(text, int) and not isinstance(text, bool):
@@ -202,9 +191,7 @@ def _kv_cache_blocks(options: RuntimeOptions, program: Program) -> int | None:
     if not each:
         return None
     if size < each:
-        raise EngineError(
-            f"kv_cache_memory is {size} bytes; one block of {_BLOCK_TOKENS} tokens takes {each}"
-        )
+        raise EngineError(f"kv_cache_memory is {size} bytes; one block of {BLOCK_TOKENS} tokens takes {each}")
     return size // each
 
 

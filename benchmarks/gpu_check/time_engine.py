@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from castiron.engines import layout_bytes, open_engine
+from castiron.engines.kv_cache import token_bytes
 from castiron.engines.program import Program
 from castiron.runtime import ModelRunner
 from rows import Row
 
 _PROMPT = 128
 _NEW_TOKENS = 64
-_ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 class Timer:
@@ -35,10 +35,7 @@ class Timer:
         self.random = random.Random(0)
         self.weight_bytes = _weights_read(program)
         self.matrix_numbers = _matrix_numbers(program)
-        self.kv_bytes = sum(
-            layer.kv_heads * (layer.head_dim + layer.v_head_dim) * _ITEM_BYTES[layer.dtype]
-            for layer in program.kv_layers
-        )
+        self.kv_bytes = token_bytes(program.kv_layers)
 
     def generate(self, requests: int, prompt: int, new: int) -> float:
         """Wall seconds of that many requests at once."""

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ...engines.cuda_layout import BLOCK_TOKENS, KvLayout, kv_layout
-from ...engines.program import KvLayer
+from ...engines.cuda_layout import KvLayout, kv_layout
+from ...engines.program import BLOCK_TOKENS, KvLayer
 from ...plugins.paged_step import PagedStep
 
 Array = np.ndarray[Any, Any]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from castiron.errors import BuildError
 
+from ...engines.program import ITEM_BYTES
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, row_stride, step_input, value
 from ..reading import head_attrs
-from ..tactic import ITEM_BYTES, Call, Context, Lowering, Op, Tactic, bandwidth_cost
+from ..tactic import Call, Context, Lowering, Op, Tactic, bandwidth_cost
 from .kernels import kv as kernels
 from .reference_cache import write_kv
 from .types import next_power_of_two, pointer

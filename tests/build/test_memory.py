@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from castiron.build.memory import Buffer, aligned, kv_block_bytes, peak_live_bytes, plan_arena
+from castiron.build.memory import Buffer, aligned, peak_live_bytes, plan_arena
+from castiron.engines.kv_cache import packed_block_bytes
 from castiron.engines.program import KvLayer, Weight
 from castiron.engines.weights_file import layout_bytes
 from hypothesis import given, settings
@@ -68,4 +69,4 @@ def test_a_kv_block_holds_keys_and_values_of_32_tokens_in_every_layer() -> None:
         KvLayer(kv_heads=2, head_dim=8, v_head_dim=4, dtype="bf16"),
         KvLayer(kv_heads=1, head_dim=8, v_head_dim=8, dtype="f32"),
     ]
-    assert kv_block_bytes(layers) == 2 * (8 + 4) * 32 * 2 + 1 * 16 * 32 * 4
+    assert packed_block_bytes(layers) == 2 * (8 + 4) * 32 * 2 + 1 * 16 * 32 * 4

@@ -22,7 +22,7 @@ from castiron.errors import EngineError, RequestError
 
 pytest.importorskip("castiron.runtime._core", reason="the C++ runtime is not built")
 
-from castiron.runtime.loading import block_bytes
+from castiron.engines.kv_cache import block_bytes
 
 from castiron import ModelRunner
 
