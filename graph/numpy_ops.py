@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
+#: Error function, element by element.
+erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def f32(x: Array) -> Array:
@@ -27,11 +28,12 @@ def sigmoid(x: Array) -> Array:
     return np.exp(-np.logaddexp(0.0, -x.astype(np.float64)))
 
 
-_CURVES: dict[str, Callable[[Array], Array]] = {
+#: docs/program.md's activations, on float64.
+CURVES: dict[str, Callable[[Array], Array]] = {
     "none": lambda x: x,
     "silu": lambda x: x * sigmoid(x),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "gelu_erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "gelu_erf": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
     "gelu_quick": lambda x: x * sigmoid(1.702 * x),
     "relu": lambda x: np.maximum(x, 0),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
@@ -42,7 +44,7 @@ _CURVES: dict[str, Callable[[Array], Array]] = {
 
 def activation(x: Array, fn: str) -> Array:
     """Element by element; ``fn`` is one of docs/program.md's activations."""
-    return f32(_CURVES[fn](x.astype(np.float64)))
+    return f32(CURVES[fn](x.astype(np.float64)))
 
 
 def linear(

@@ -59,6 +59,11 @@ class Grid:
     times: int = 1
     per_sm: int = 0
 
+    def blocks(self, counts: Mapping[str, int], multiprocessors: int) -> int:
+        """How many blocks a step of these counts has."""
+        blocks = self.times * (1 if self.of is None else -(-counts[self.of] // self.per))
+        return min(blocks, self.per_sm * multiprocessors) if self.per_sm else blocks
+
 
 @dataclass(frozen=True)
 class When:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,14 +62,14 @@ def kernel_key(kernel: TritonKernel) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-class _Plugin:
+class _Plugin(ABC):
     """Puts ``self.launch`` in the place of the interpreter, in the tests' own helper module."""
 
     def pytest_collection_finish(self) -> None:
         importlib.import_module("interpret").run_launch = self.launch  # type: ignore[attr-defined]
 
-    def launch(self, kernel: TritonKernel, grid: Sequence[int], args: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def launch(self, kernel: TritonKernel, grid: Sequence[int], args: Mapping[str, Any]) -> None: ...
 
 
 class Recorder(_Plugin):

@@ -28,6 +28,8 @@ Storage = Literal["f32", "bf16"]
 _NUMPY = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32), "bf16": np.dtype(ml_dtypes.bfloat16)}
 #: A column view starts this far into its base's rows, and the base goes on as far behind it.
 _MARGIN = 16
+#: Of the device that persistent kernels are counted for.
+_MULTIPROCESSORS = 4
 _SECONDS = 120.0
 _POOL = "the KV cache"
 
@@ -145,7 +147,7 @@ def _launch(
     symbols = [dim.of for dim in launch.grid if dim.of is not None and dim.of not in COUNTS]
     if symbols:
         raise BuildError(f"a grid counts {symbols[0]!r}; expected one of {', '.join(COUNTS)}")
-    blocks = [dim.times * (1 if dim.of is None else -(-COUNTS[dim.of] // dim.per)) for dim in launch.grid]
+    blocks = [dim.blocks(COUNTS, _MULTIPROCESSORS) for dim in launch.grid]
     if 0 in blocks:
         raise BuildError(f"a launch has the grid {blocks}, so it would do nothing")
     arguments = tuple(_argument(param, weights, place) for param in launch.args)

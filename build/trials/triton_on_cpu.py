@@ -119,9 +119,7 @@ def interpret_at(
     types: Triton types of the run-time parameters by name; numbers: their addresses and numbers, in order.
     Blocks run backwards: a kernel must not depend on their order, and GPUs start with the first.
     """
-    args = {
-        name: _argument(kind, number) for (name, kind), number in zip(types.items(), numbers, strict=True)
-    }
+    args = {name: argument(kind, number) for (name, kind), number in zip(types.items(), numbers, strict=True)}
     sizes = (*grid, 1, 1)[:3]
     with interpreting():
         call = rewritten(function).rewrite()
@@ -135,7 +133,8 @@ def interpret_at(
             scope.restore()
 
 
-def _argument(kind: str, number: int | float) -> Any:
+def argument(kind: str, number: int | float) -> Any:
+    """A run-time argument of a Triton type as a tensor of the interpreter."""
     element = tl.str_to_ty(kind, None)
     dtype = np.uint64 if kind.startswith("*") else {"fp32": np.float32, "i64": np.int64}.get(kind, np.int32)
     return tl.tensor(TensorHandle(np.array([number], dtype), element), element)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import console, human_bytes, human_count, json_option, print_json
+from .common import comma_lists, console, human_bytes, human_count, json_option, print_json
 from .inspect import show_decisions
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ _POSITIVE = click.IntRange(min=1)
     "targets",
     multiple=True,
     default=("auto",),
-    callback=lambda context, option, given: tuple(
-        name.strip() for names in given for name in names.split(",") if name.strip()
-    ),
+    callback=comma_lists,
     help="host, sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, or auto: host and this machine's GPU; several by "
     "commas or by repeating.",
 )

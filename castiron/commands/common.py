@@ -16,6 +16,11 @@ engine_argument = click.argument("engine", type=click.Path(), metavar="ENGINE")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 
 
+def comma_lists(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Callback of a repeatable option whose values may also be separated by commas."""
+    return tuple(name.strip() for names in given for name in names.split(",") if name.strip())
+
+
 def print_json(value: Any) -> None:
     """Print ``value`` as JSON on stdout, the only thing that a --json run prints there.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import console, json_option, print_json, printable, table
+from .common import comma_lists, console, json_option, print_json, printable, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,9 +31,7 @@ def command() -> None:
     multiple=True,
     default=_DEFAULT_TARGETS,
     show_default=", ".join(_DEFAULT_TARGETS),
-    callback=lambda context, option, given: tuple(
-        name.strip() for names in given for name in names.split(",") if name.strip()
-    ),
+    callback=comma_lists,
     help="Targets to compile for and to try; several by commas or by repeating.",
 )
 @json_option

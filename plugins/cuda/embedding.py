@@ -6,21 +6,14 @@ import math
 
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, row_stride, value, weight
 from ..reading import is_lookup
-from ..tactic import Call, Context, Dims, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost
+from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost
 from .kernels.rows import gather_rows
 from .reference_ops import embedding as embedding_reference
 from .reference_ops import gather as gather_reference
 from .reference_ops import gather_rows as gather_rows_reference
-from .types import blocks_over, next_power_of_two, pointer
+from .types import blocks_for_each, next_power_of_two, pointer
 
 _BLOCK = 1024
-
-
-def _rows_grid(shape: Dims) -> Grid:
-    """One block for every index of ``shape``, of which one size at most is symbolic."""
-    symbolic = [dim for dim in shape if isinstance(dim, str)]
-    times = math.prod(dim for dim in shape if isinstance(dim, int))
-    return blocks_over(symbolic[0], 1, times) if symbolic else Grid(times=times)
 
 
 def _launch(
@@ -47,7 +40,7 @@ def _launch(
         num_warps=max(1, block // 256),
         num_stages=1,
     )
-    grid = (_rows_grid(indices.shape), Grid(times=-(-width // block)))
+    grid = (blocks_for_each(indices.shape), Grid(times=-(-width // block)))
     return KernelLaunch(kernel, grid, tuple(param for _, param in arguments.values()))
 
 

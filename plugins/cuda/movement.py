@@ -11,6 +11,7 @@ from . import reference_ops as reference
 from .kernels.generic import move
 from .strides import (
     BLOCK,
+    Box,
     Codes,
     box,
     broadcast_strides,
@@ -38,20 +39,23 @@ def _move(
 ) -> KernelLaunch:
     """Copy a box of ``shape``; strides and offsets are codes, in elements."""
     walk = box(sizes_of(shape), x_strides, y_strides)
-    symbol = symbol_of(shape, x.shape, y.shape)
-    constants = {
+    constants = _constants(walk, context) | {"X_OFFSET": x_offset, "Y_OFFSET": y_offset}
+    return _launch(x, y, constants, Param("i32", 0), symbol_of(shape, x.shape, y.shape))
+
+
+def _constants(walk: Box, context: Context) -> dict[str, object]:
+    return {
         "RANK": len(walk.sizes),
         "SIZES": walk.sizes,
         "X_STRIDES": walk.strides[0],
         "Y_STRIDES": walk.strides[1],
-        "X_OFFSET": x_offset,
-        "Y_OFFSET": y_offset,
+        "X_OFFSET": 0,
+        "Y_OFFSET": 0,
         "TOTAL": walk.total,
         "X_IS_ROWS": False,
         "BLOCK": BLOCK,
         "WIDE": is_wide(walk.total, context),
     }
-    return _launch(x, y, constants, Param("i32", 0), symbol)
 
 
 def _launch(
@@ -74,19 +78,8 @@ def _copy(op: Op, context: Context) -> Lowering:
         launch = _move(x, y, x.shape, contiguous, contiguous, context)
         # Only two-dimensional values can be views: this one is whole.
         return Lowering((Call("copy", [x.name], [y.name], (), {}, (launch,), takes_views=True),))
-    total = product(sizes[0], sizes[1])
-    constants: dict[str, object] = {
-        "RANK": 2,
-        "SIZES": sizes,
-        "X_STRIDES": contiguous,
-        "Y_STRIDES": contiguous,
-        "X_OFFSET": 0,
-        "Y_OFFSET": 0,
-        "TOTAL": total,
-        "X_IS_ROWS": True,
-        "BLOCK": BLOCK,
-        "WIDE": is_wide(total, context),
-    }
+    walk = Box(sizes, (contiguous, contiguous), product(sizes[0], sizes[1]))
+    constants = _constants(walk, context) | {"X_IS_ROWS": True}
     launch = _launch(x, y, constants, row_stride(x.name), symbol_of(x.shape))
     return Lowering((Call("copy", [x.name], [y.name], (), {}, (launch,), takes_views=True),))
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
-from ..launch import Grid, KernelLaunch, TritonKernel, value
+from ..launch import KernelLaunch, TritonKernel, value
 from ..reading import REDUCE, is_plain_matmul, reduces_last_axis
-from ..tactic import Call, Context, Dims, Lowering, Op, Tactic, bandwidth_cost, element_count
+from ..tactic import Call, Context, Lowering, Op, Tactic, bandwidth_cost, element_count
 from . import reference_ops as reference
 from .kernels import generic
 from .strides import describable, sizes_of, symbol_count, symbol_of
-from .types import blocks_over, next_power_of_two, pointer
+from .types import blocks_for_each, blocks_over, next_power_of_two, pointer
 
 _LONGEST_BLOCK = 4096
 _MATMUL_TILE = 32
@@ -19,13 +17,6 @@ _MATMUL_TILE = 32
 def _over_last_axis(op: Op, context: Context) -> bool:
     x = op.required(0)
     return x.dtype != "i32" and not x.constant and describable(x.shape) and reduces_last_axis(op)
-
-
-def _blocks(shape: Dims) -> Grid:
-    """One block for each element of ``shape``."""
-    times = math.prod(dim for dim in shape if isinstance(dim, int))
-    symbol = symbol_of(shape)
-    return Grid(times=times) if symbol is None else blocks_over(symbol, 1, times)
 
 
 def _launch(op: Op, function: object, constants: dict[str, object]) -> KernelLaunch:
@@ -41,7 +32,7 @@ def _launch(op: Op, function: object, constants: dict[str, object]) -> KernelLau
         num_stages=1,
     )
     args = (value(x.name), value(y.name), symbol_count(symbol_of(x.shape)))
-    return KernelLaunch(kernel, (_blocks(x.shape[:-1]),), args)
+    return KernelLaunch(kernel, (blocks_for_each(x.shape[:-1]),), args)
 
 
 def _softmax(op: Op, context: Context) -> Lowering:
@@ -75,7 +66,7 @@ def _matmul(op: Op, context: Context) -> Lowering:
         num_stages=2,
     )
     grid = (
-        _blocks(a.shape[:-2]),
+        blocks_for_each(a.shape[:-2]),
         blocks_over(y.shape[-2], _MATMUL_TILE),
         blocks_over(y.shape[-1], _MATMUL_TILE),
     )

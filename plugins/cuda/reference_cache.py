@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ...graph.numpy_ops import attention
 from ..paged_step import PagedStep
 
 Array = np.ndarray[Any, Any]
@@ -102,24 +103,19 @@ def paged_attention(
         if begin == end:
             continue
         queries = np.asarray(q[begin:end], np.float64).reshape(end - begin, q_heads, head_dim)
-        k, v = (np.repeat(step.held(part, seq), q_heads // kv_heads, axis=0) for part in (step.k, step.v))
-        i = np.arange(k.shape[1] - len(queries), k.shape[1])[:, None]
-        j = np.arange(k.shape[1])[None, :]
-        visible = j <= i
-        if window:
-            visible &= i - j < window
-        if chunk:
-            visible &= i // chunk == j // chunk
-        scores = np.einsum("ihd,hjd->hij", queries, k) * scale
-        if softcap:
-            scores = softcap * np.tanh(scores / softcap)
-        if slopes is not None:
-            scores = scores + np.asarray(slopes, np.float64)[:, None, None] * (j - i)
-        scores = np.where(visible, scores, -np.inf)
-        if sinks is not None:
-            sink = np.broadcast_to(np.asarray(sinks, np.float64)[:, None, None], (*scores.shape[:2], 1))
-            scores = np.concatenate([scores, sink], axis=-1)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        out[begin:end] = np.einsum("hij,hjd->ihd", weights[..., : len(j[0])], v)
+        k, v = step.held(step.k, seq), step.held(step.v, seq)
+        j = np.arange(k.shape[1])
+        out[begin:end] = attention(
+            queries.transpose(1, 0, 2),
+            k,
+            v,
+            j[len(j) - len(queries) :],
+            j,
+            scale=scale,
+            window=window,
+            chunk=chunk,
+            softcap=softcap,
+            sinks=sinks,
+            slopes=slopes,
+        )
     return (out.reshape(len(q), -1),)

@@ -5,30 +5,16 @@ Arguments are the op's operands in order, absent ones None; attributes come by k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...graph.numpy_ops import CURVES, erf
+
 Array = np.ndarray[Any, Any]
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1.0 / (1.0 + np.exp(-x)))
-
-
 _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "none": lambda x: x,
-    "silu": lambda x: x * _sigmoid(x),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "gelu_erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
-    "gelu_quick": lambda x: x * _sigmoid(1.702 * x),
-    "relu": lambda x: np.maximum(x, 0),
-    "relu2": lambda x: np.maximum(x, 0) ** 2,
-    "tanh": np.tanh,
-    "sigmoid": _sigmoid,
+    **CURVES,
     "exp": np.exp,
     "log": np.log,
     "sqrt": np.sqrt,
@@ -39,7 +25,7 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "softplus": lambda x: np.logaddexp(x, 0),
     "sin": np.sin,
     "cos": np.cos,
-    "erf": _erf,
+    "erf": erf,
     "square": lambda x: x * x,
 }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
 from ..launch import Grid, Param, size
-from ..tactic import Dim
+from ..tactic import Dim, Dims
 
 _POINTERS: Mapping[str, str] = {"f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i32": "*i32"}
 _SYMBOLS: Mapping[str, Literal["T", "N", "S", "D", "P"]] = {"T": "T", "N": "N", "S": "S", "D": "D", "P": "P"}
@@ -27,6 +28,13 @@ def blocks_over(dim: Dim, per: int, times: int = 1, per_sm: int = 0) -> Grid:
     if isinstance(dim, str):
         return Grid(_SYMBOLS[dim], per, times, per_sm)
     return Grid(None, 1, times * -(-dim // per), per_sm)
+
+
+def blocks_for_each(shape: Dims) -> Grid:
+    """One block for each element of ``shape``, of which one size at most is symbolic."""
+    symbolic = [dim for dim in shape if isinstance(dim, str)]
+    times = math.prod(dim for dim in shape if isinstance(dim, int))
+    return blocks_over(symbolic[0], 1, times) if symbolic else Grid(times=times)
 
 
 def symbol(dim: str) -> Literal["T", "N", "S", "D", "P"]:

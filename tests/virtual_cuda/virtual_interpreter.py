@@ -13,16 +13,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import triton.language as tl
-from castiron.build.trials.triton_on_cpu import interpreting, rewritten
+from castiron.build.trials.triton_on_cpu import argument, interpreting, rewritten
 from castiron.engines.program import Kernel, Program
-from triton.runtime.interpreter import InterpreterOptions, TensorHandle, interpreter_builder
+from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 from virtual_driver import Launch, VirtualDriver, image_hash
 from virtual_memory import AccessChecker, checking
 from virtual_operands import Operands
 
 _FORMATS = {"ptr": "<Q", "i32": "<i", "i64": "<q", "f32": "<f"}
-_NUMPY = {"ptr": np.uint64, "i32": np.int32, "i64": np.int64, "f32": np.float32}
 _SIZES = {"ptr": 8, "i32": 4, "i64": 8, "f32": 4}
 
 
@@ -114,18 +112,12 @@ def _check(kernel: Kernel, launch: Launch) -> None:
         )
 
 
-def _tensor(type_name: str, kind: str, number: int | float) -> Any:
-    """A run-time argument as a tensor of the interpreter."""
-    element = tl.str_to_ty(type_name, None)
-    return tl.tensor(TensorHandle(np.array([number], _NUMPY[kind]), element), element)
-
-
 def _run_grid(driver: VirtualDriver, known: _Known, launch: Launch) -> None:
     kinds = known.kernel.params
     numbers = [struct.unpack(_FORMATS[k], raw)[0] for k, raw in zip(kinds, launch.params, strict=False)]
     args = {
-        name: _tensor(type_name, kind, number)
-        for name, type_name, kind, number in zip(known.names, known.kernel.types, kinds, numbers, strict=True)
+        name: argument(type_name, number)
+        for name, type_name, number in zip(known.names, known.kernel.types, numbers, strict=True)
     }
     pointers = {
         n: number for n, kind, number in zip(known.names, kinds, numbers, strict=True) if kind == "ptr"

@@ -12,15 +12,11 @@ import torch
 import triton
 from castiron.build.trials.triton_on_cpu import interpret, interpreting, rewritten
 from castiron.plugins import Call
-from castiron.plugins.launch import Grid, Param, TritonKernel
+from castiron.plugins.launch import Param, TritonKernel
 
+#: Of the device that launches are counted for.
+_MULTIPROCESSORS = 4
 TORCH = {"f32": torch.float32, "i32": torch.int32, "bf16": torch.bfloat16, "f16": torch.float16}
-
-
-def grid_size(grid: Grid, counts: Mapping[str, int], multiprocessors: int = 4) -> int:
-    """Blocks of one grid dimension, as docs/cuda-program.md defines it."""
-    blocks = grid.times * (1 if grid.of is None else -(-counts[grid.of] // grid.per))
-    return min(blocks, grid.per_sm * multiprocessors) if grid.per_sm else blocks
 
 
 def run_call(
@@ -69,7 +65,7 @@ def run_call(
         args = dict(zip(names, map(resolve, launch.args), strict=True))
         for name, argument in args.items():
             _check_type(kernel, name, argument)
-        grid = [grid_size(dimension, counts) for dimension in launch.grid]
+        grid = [dimension.blocks(counts, _MULTIPROCESSORS) for dimension in launch.grid]
         if 0 not in grid:
             run_launch(kernel, grid, args)
             ran.append(kernel.function.__name__)
@@ -91,4 +87,4 @@ def _check_type(kernel: TritonKernel, name: str, argument: Any) -> None:
         assert declared in ("i32", "i64", "fp32"), f"{name} is a number, compiled for {declared}"
 
 
-__all__ = ["TORCH", "grid_size", "interpret", "interpreting", "rewritten", "run_call", "run_launch"]
+__all__ = ["TORCH", "interpret", "interpreting", "rewritten", "run_call", "run_launch"]
