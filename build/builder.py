@@ -269,10 +269,13 @@ def _golden(checkpoint: Checkpoint, vocab_size: int, limits: Limits) -> dict[str
 
 
 def _verify(path: Path, options: BuildOptions, phases: Phases) -> Verification:
+    from ..runtime.loading import RuntimeOptions
     from ..runtime.verify import verify
 
     # The plugins are those that the user has just named.
-    result = verify(open_engine(path), num_threads=options.num_threads, trust_plugins=True)
+    result = verify(
+        open_engine(path), options=RuntimeOptions(num_threads=options.num_threads, trust_plugins=True)
+    )
     if not result.passed:
         raise BuildError(
             "the engine does not reproduce the source model, so it was not written: "

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from castiron.errors import EngineError
 
 from ..engines import Engine, GoldenSequence
+from ..engines.program import BLOCK_TOKENS
 from .core_api import Core, CoreEvent
 from .devices import DeviceChoice
 from .loading import RuntimeOptions, load_core
@@ -48,24 +50,15 @@ class Runner(Protocol):
 class CoreRunner:
     """``_core.Engine`` with a KV cache just large enough for the golden prompts; a context manager."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokens: int,
-        num_threads: int | None = None,
-        device: str = "auto",
-        trust_plugins: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, tokens: int, options: RuntimeOptions | None = None) -> None:
         """Load the weights; ``tokens`` is the length of the longest prompt and its continuation."""
-        options = RuntimeOptions(
-            device=device,
-            trust_plugins=trust_plugins,
-            num_threads=num_threads,
+        least = replace(
+            options or RuntimeOptions(),
             max_batch_size=1,
-            kv_cache_blocks=-(-min(tokens, engine.manifest.limits.max_seq_len) // 32) + 1,
+            kv_cache_blocks=-(-min(tokens, engine.manifest.limits.max_seq_len) // BLOCK_TOKENS) + 1,
         )
         used = engine.manifest.special_tokens.vocab_size_used
-        loaded = load_core(engine, options, vocab_limit=used)
+        loaded = load_core(engine, least, vocab_limit=used)
         self.core: Core = loaded.core
         self.choice: DeviceChoice | None = loaded.choice
         self.make_params: Callable[[], Any] = loaded.module.SamplingParams
@@ -81,15 +74,12 @@ def verify(
     engine: Engine,
     runner: Runner | None = None,
     *,
-    num_threads: int | None = None,
-    device: str = "auto",
-    trust_plugins: bool = False,
+    options: RuntimeOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Compare ``engine`` with its golden outputs.
 
-    runner: a running engine; by default one is started on ``device`` (``RuntimeOptions.device``), with
-    ``num_threads`` on the CPU, and ended. ``trust_plugins`` as in ``RuntimeOptions``.
+    runner: a running engine; by default one is started with ``options``, and ended.
     progress: called with (prompts done, prompts in all).
 
     Raises EngineError when the engine was built without golden outputs, cannot be loaded, or a request fails.
@@ -103,7 +93,7 @@ def verify(
     if runner is not None:
         return _Verifier(engine, runner, progress).run(sequences)
     longest = max(len(sequence.tokens) for sequence in sequences)
-    with CoreRunner(engine, longest + _DECODE_TOKENS, num_threads, device, trust_plugins) as started:
+    with CoreRunner(engine, longest + _DECODE_TOKENS, options) as started:
         return _Verifier(engine, started, progress).run(sequences)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from castiron.engines import open_engine
 from castiron.runtime import ModelRunner
+from castiron.runtime.loading import RuntimeOptions
 from castiron.runtime.verify import verify
 from rows import Row
 
@@ -27,7 +28,7 @@ def compare_with_golden(engine_dir: Path, device: str) -> Row:
     """``castiron verify``: prefill and decode against transformers in float32, within the dtype's bounds."""
     engine = open_engine(engine_dir)
     engine.check_hashes()
-    report = verify(engine, device=device)
+    report = verify(engine, options=RuntimeOptions(device=device))
     note = "; ".join(report.problems[:2]) or f"mean KL {report.mean_kl:.2g}, {report.rows} rows"
     return Row(
         "tiny engines: against transformers",

@@ -30,6 +30,7 @@ def command(engine: str, as_json: bool, device: str, trust_plugins: bool, num_th
     Exits with 1 when a file is damaged or an answer is off.
     """
     from castiron.engines import open_engine
+    from castiron.runtime.loading import RuntimeOptions
     from castiron.runtime.verify import verify
 
     opened = open_engine(engine)
@@ -39,9 +40,7 @@ def command(engine: str, as_json: bool, device: str, trust_plugins: bool, num_th
     with out.status("Loading the engine") as status:
         report = verify(
             opened,
-            num_threads=num_threads,
-            device=device,
-            trust_plugins=trust_plugins,
+            options=RuntimeOptions(device=device, trust_plugins=trust_plugins, num_threads=num_threads),
             progress=lambda done, total: status.update(f"Comparing prompts {done}/{total}"),
         )
     if as_json:

@@ -19,9 +19,7 @@ class Runner(NumpyRunner):
 
     wrong = False
 
-    def __init__(
-        self, engine: Any, tokens: int, num_threads: int | None, device: str, trust_plugins: bool
-    ) -> None:
+    def __init__(self, engine: Any, tokens: int, options: Any) -> None:
         super().__init__(TinyModel(), (lambda logits, _: np.roll(logits, 1, -1)) if self.wrong else None)
 
     def __enter__(self) -> Runner:

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 from castiron.engines import Engine, open_engine
+from castiron.runtime.loading import RuntimeOptions
 from castiron.runtime.verify import CoreRunner
 from tiny import write_tiny_engine
 from tiny_cuda import add_cuda
@@ -339,7 +340,7 @@ class Fuzzer:
 
 def run_core(engine: Engine) -> None:
     """Give an engine that the reader accepted to the C++ runtime, and generate a token."""
-    with CoreRunner(engine, 8, num_threads=1) as runner:
+    with CoreRunner(engine, 8, RuntimeOptions(num_threads=1)) as runner:
         params = runner.make_params()
         params.max_tokens = 2
         try:

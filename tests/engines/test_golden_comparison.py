@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from castiron.engines import open_engine
+from castiron.runtime.loading import RuntimeOptions
 from castiron.runtime.verify import verify
 from numpy_core import NumpyRunner
 from tiny import TinyModel, write_tiny_engine
@@ -98,6 +99,8 @@ def test_progress_reaches_its_end(tiny_engine: Path) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_real_runtime_agrees_with_the_model_in_float64(tmp_path: Path, dtype: str) -> None:
     pytest.importorskip("castiron.runtime._core", reason="the C++ runtime is not built")
-    report = verify(open_engine(write_tiny_engine(tmp_path / "engine", dtype)), num_threads=1)
+    report = verify(
+        open_engine(write_tiny_engine(tmp_path / "engine", dtype)), options=RuntimeOptions(num_threads=1)
+    )
     assert report.problems == []
     assert report.passed

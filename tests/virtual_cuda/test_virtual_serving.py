@@ -135,7 +135,7 @@ def test_a_replayed_step_is_one_call_of_the_driver_and_the_wait(engine: Path) ->
 
 def verified(path: Path, device: str) -> dict[str, Any]:
     gpu = VirtualGpu(path, 90) if device == "cuda" else None
-    report = verify(open_engine(path), device=device)
+    report = verify(open_engine(path), options=RuntimeOptions(device=device))
     return {
         "passed": report.passed,
         "problems": report.problems,
