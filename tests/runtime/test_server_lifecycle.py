@@ -1,0 +1,176 @@
+"""Clients that go, queues that are full, engines that die, and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+
+import fake_core
+import httpx
+import live_server
+import pytest
+from castiron.runtime.async_engine import AsyncEngine
+from castiron.runtime.server.app import make_app
+from castiron.runtime.server.service import ServerConfig, Service
+from fake_core import FakeCore
+from server_calls import USER, events, post, wait_until
+
+
+def test_metrics_count_what_was_served(folder):
+    with live_server.serve(tokenizer_dir=folder) as server:
+        post(server, "/v1/completions", prompt=[5, 6, 7], max_tokens=4, n=2)
+        post(server, "/v1/completions", prompt=[5], max_tokens=-4)
+        text = httpx.get(server[0] + "/metrics").text
+    values = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            values[name] = float(value)
+    label = '{model_name="fake"}'
+    assert values[f"castiron:generation_tokens_total{label}"] == 8
+    assert values[f"castiron:prompt_tokens_total{label}"] == 6
+    assert values['castiron:request_success_total{finished_reason="length",model_name="fake"}'] == 2
+    assert values['castiron:request_refused_total{model_name="fake",status="400"}'] == 1
+    assert values[f"castiron:time_to_first_token_seconds_count{label}"] == 2
+    assert values[f"castiron:num_requests_running{label}"] == 0
+    assert values[f"castiron:kv_blocks_total{label}"] == 100
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_frees_its_requests(folder, stream):
+    core = FakeCore(step_seconds=0.01)
+    with live_server.serve(core, tokenizer_dir=folder) as (url, service):
+        port = int(url.rpartition(":")[2])
+        body = json.dumps({"prompt": [5], "max_tokens": 250, "n": 2, "stream": stream}).encode()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            wait_until(lambda: service.engine.session.unfinished == 2)
+        wait_until(lambda: service.engine.session.unfinished == 0)
+        assert len(core.cancelled) >= 2
+        text = httpx.get(url + "/metrics").text
+        assert 'request_success_total{finished_reason="cancelled",model_name="fake"} 2.0' in text
+
+
+def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder):
+    core = FakeCore(step_seconds=0.005, max_batch_size=2)
+    with live_server.serve(core, tokenizer_dir=folder, max_queue_size=1) as server:
+        answers = []
+        body = {"prompt": [5], "max_tokens": 60}
+        threads = [
+            threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
+            for _ in range(3)
+        ]
+        for t in threads:
+            t.start()
+        wait_until(lambda: server[1].engine.session.unfinished == 3)
+        full = post(server, "/v1/completions", prompt=[5], max_tokens=1)
+        assert full.status_code == 429
+        assert int(full.headers["retry-after"]) >= 1
+        assert full.json()["error"]["type"] == "RateLimitError"
+        for t in threads:
+            t.join()
+        assert [a.status_code for a in answers] == [200] * 3
+        # n counts n, and a request that does not fit as a whole leaves none of its outputs running
+        thread = threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
+        thread.start()
+        wait_until(lambda: server[1].engine.session.unfinished == 1)
+        assert post(server, "/v1/completions", prompt=[5], max_tokens=60, n=3).status_code == 429
+        thread.join()
+        wait_until(lambda: server[1].engine.session.unfinished == 0)
+        assert post(server, "/v1/completions", prompt=[5], max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": [[5]] * 4}, "prompt"),
+        ({"prompt": ["a", "b"], "n": 2}, "prompt"),
+        ({"prompt": [5], "n": 4}, "n"),
+        ({"prompt": ["a"] * 1_000_000}, "prompt"),
+    ],
+)
+def test_a_request_that_no_queue_could_ever_hold_is_400_at_once(folder, body, param):
+    with live_server.serve(FakeCore(max_batch_size=2), tokenizer_dir=folder, max_queue_size=1) as server:
+        answer = post(server, "/v1/completions", **body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert post(server, "/v1/completions", prompt=[[5]] * 3, max_tokens=1).status_code == 200
+        assert post(server, "/v1/chat/completions", messages=USER, n=4).status_code == 400
+
+
+def test_stopping_finishes_what_was_accepted(folder):
+    core = FakeCore(step_seconds=0.01)
+    answers = []
+    with live_server.serve(core, tokenizer_dir=folder) as server:
+        thread = threading.Thread(
+            target=lambda: answers.append(post(server, "/v1/completions", prompt=[5], max_tokens=60))
+        )
+        thread.start()
+        wait_until(lambda: server[1].engine.session.unfinished == 1)
+    thread.join()
+    assert answers[0].status_code == 200
+    assert answers[0].json()["usage"]["completion_tokens"] == 60
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_the_shutdown_does_not_wait_for_gets_503_or_an_error_event(folder, stream):
+    body = json.dumps({"prompt": [5], "max_tokens": 200, "stream": stream}).encode()
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+    }
+    sent = []
+
+    async def cut():
+        session = fake_core.make_session(FakeCore(step_seconds=0.01), tokenizer_dir=folder)
+        service = Service(AsyncEngine(session), ServerConfig(("fake",)))
+        inbox = asyncio.Queue()
+        inbox.put_nowait({"type": "http.request", "body": body})
+
+        async def send(message):
+            sent.append(message)
+
+        task = asyncio.create_task(make_app(service)(scope, inbox.get, send))
+        while not session.unfinished or (stream and len(sent) < 3):
+            await asyncio.sleep(0.01)
+        task.cancel()  # what uvicorn does after --shutdown-timeout, and asyncio after a second signal
+        await task
+        while session.unfinished:
+            await asyncio.sleep(0.01)
+        await service.close()
+
+    asyncio.run(cut())
+    assert sent[0]["status"] == (200 if stream else 503)
+    raw = b"".join(m["body"] for m in sent[1:]).decode()
+    assert not sent[-1].get("more_body")
+    if stream:
+        assert raw.endswith("\n\ndata: [DONE]\n\n")
+        raw = raw.split("\n\n")[-3].removeprefix("data: ")
+    assert json.loads(raw)["error"]["type"] == "ServiceUnavailableError"
+
+
+def test_while_draining_ready_is_503_and_new_requests_are_refused(folder):
+    with live_server.serve(tokenizer_dir=folder) as server:
+        server[1].draining = True
+        assert httpx.get(server[0] + "/health/ready").status_code == 503
+        assert httpx.get(server[0] + "/health/live").status_code == 200
+        assert post(server, "/v1/completions", prompt=[5]).status_code == 503
+        server[1].draining = False
+
+
+def test_a_dead_engine_is_503_everywhere_and_an_error_event_in_streams(folder):
+    core = FakeCore(step_seconds=0.01)
+    with live_server.serve(core, tokenizer_dir=folder) as server:
+        threading.Timer(0.3, lambda: setattr(core, "fail_with", RuntimeError("kernel fault"))).start()
+        chunks = events(server, "/v1/completions", prompt=[5], max_tokens=200)
+        assert "kernel fault" in chunks[-1]["error"]["message"]
+        for path in ("/health", "/health/live", "/health/ready"):
+            assert httpx.get(server[0] + path).status_code == 503
+        assert post(server, "/v1/completions", prompt=[5]).status_code == 503
