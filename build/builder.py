@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
-
 from castiron.errors import BuildError
 
 from ..engines import EngineWriter, Limits, MemoryRow, Verification, open_engine
 from ..engines.golden import make_golden
 from ..engines.writer import check_output_dir
 from ..graph.custom import check_custom_ops
+from ..graph.weights import WeightGraph
 from ..plugins import default_registry
 from ..plugins.sdk import Plugin, load_plugin, register
 from . import estimate
@@ -27,7 +27,6 @@ from .options import BuildOptions, resolve_limits
 from .progress import Phases, Progress, Silent
 from .report import BuildPlan, BuildReport
 from .weight_table import WeightPool
-from .weights import WeightGraph
 
 if TYPE_CHECKING:
     from ..graph.checkpoint import Checkpoint

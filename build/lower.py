@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import onnx
-
 from castiron.errors import BuildError
 
 from ..engines.cuda_layout import kv_layout
 from ..engines.program import PROGRAM_FORMAT, KvLayer, Limits, Program, Step, WeightDType
 from ..engines.symbols import largest_counts
 from ..graph import ops as names
+from ..graph.weights import WeightGraph
 from ..plugins import TARGETS, Context, Lowering, Op, Operand, Registry, default_registry
 from ..plugins.tactic import SAMPLE
 from .launches import KernelRequest, LaunchTable
@@ -23,7 +23,6 @@ from .packing import PackedSource
 from .steps import StepList
 from .storage import half_values, with_storage
 from .weight_table import WeightPool, WeightTable
-from .weights import WeightGraph
 
 #: Build dtypes and what a program stores for them.
 WEIGHT_DTYPES: dict[str, WeightDType] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

@@ -14,11 +14,10 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-
 from castiron.errors import BuildError
 
 from ..engines.program import Layout, Weight, WeightDType
-from .weight_exprs import WeightExpr
+from ..graph.weights import WeightExpr
 
 #: A chunk stays below this, one panel of 16 rows at least. Two buffers of the size are alive while packing.
 CHUNK_BYTES: Final = 16 << 20

@@ -8,11 +8,11 @@ from typing import Literal
 from castiron.errors import BuildError
 
 from ..engines.program import WeightDType
+from ..graph.weights import WeightGraph
+from ..graph.weights.exprs import Concat
 from ..plugins import WeightUse
 from ..plugins.targets import Family
 from .packing import PackedSource
-from .weight_exprs import Concat
-from .weights import WeightGraph
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from castiron.errors import CheckpointError, UnsupportedModelError
 
+from ..files import FileReader
 from .config import eos_token_ids, read_config, read_generation_config
-from .files import FileReader
 from .locate import locate
 from .names import ModelNames, ignorable_reason, model_names, renamed, spellings
 from .safetensors_file import TensorInfo

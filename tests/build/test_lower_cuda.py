@@ -12,12 +12,12 @@ import onnx
 import pytest
 from castiron.build.lower import Lowered, lower
 from castiron.build.weight_table import WeightPool
-from castiron.build.weights import WeightGraph
 from castiron.engines.check import check_program
 from castiron.engines.program import Kernel, Limits, Program
 from castiron.engines.symbols import largest_counts
 from castiron.engines.weights_file import CODES, TensorEntry
 from castiron.graph.passes import PassContext, run_passes
+from castiron.graph.weights import WeightGraph
 from castiron.plugins.launch import TritonKernel
 from castiron.plugins.targets import TARGETS
 

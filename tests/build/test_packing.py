@@ -11,8 +11,8 @@ import pytest
 import torch
 from castiron.build import packing
 from castiron.build.packing import PackedSource
-from castiron.build.weight_exprs import Cast, Constant, WeightExpr
 from castiron.engines.program import WeightDType
+from castiron.graph.weights.exprs import Cast, Constant, WeightExpr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..graph.checkpoint.files import FileReader
+from ..files import FileReader
+
+if TYPE_CHECKING:
+    from .parts import QuantizedParts
 
 Array = npt.NDArray[Any]
 
 #: How much of an operand is held at a time where an output needs all of it.
 PIECE_BYTES: Final = 16 << 20
+
+
+def piecewise(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover rows ``[start, stop)`` in pieces of ``PIECE_BYTES`` at most (one row at least)."""
+    step = max(1, PIECE_BYTES // max(1, row_bytes))
+    for begin in range(start, stop, step):
+        yield begin, min(stop, begin + step)
 
 
 class WeightExpr(ABC):
@@ -75,6 +85,13 @@ class WeightExpr(ABC):
         """
         return self
 
+    def parts(self) -> QuantizedParts | None:
+        """The codes and scales behind a quantized matrix; None where the value is no such thing.
+
+        Operations that only move rows or columns move those of the parts.
+        """
+        return None
+
 
 class Constant(WeightExpr):
     """A small tensor that is in memory already."""
@@ -127,15 +144,17 @@ class Cast(WeightExpr):
     def fill(self, start: int, stop: int, out: Array) -> None:
         """See ``WeightExpr.fill``."""
         # Piecewise, so that the source rows never need as much memory as the result
-        step = max(1, PIECE_BYTES // max(1, self._source.row_elements * self._source.dtype.itemsize))
-        for begin in range(start, stop, step):
-            end = min(stop, begin + step)
+        for begin, end in piecewise(start, stop, self._source.row_elements * self._source.dtype.itemsize):
             np.copyto(out[begin - start : end - start], self._source.rows(begin, end), casting="unsafe")
 
     def without_upcast(self) -> WeightExpr:
         """See ``WeightExpr.without_upcast``."""
         inner = self._source.without_upcast()
         return inner if (inner.dtype.name, self.dtype.name) in _LOSSLESS else self
+
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``."""
+        return self._source.parts() if self.dtype == self._source.dtype else None
 
 
 class Concat(WeightExpr):
@@ -166,6 +185,12 @@ class Concat(WeightExpr):
         parts = [part.without_upcast() for part in self._parts]
         return Concat(parts, self._axis) if len({part.dtype for part in parts}) == 1 else self
 
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``."""
+        from .parts import stacked
+
+        return stacked([part.parts() for part in self._parts]) if self._axis == 0 else None
+
 
 class Slice(WeightExpr):
     """A part of a tensor, one slice per axis."""
@@ -195,6 +220,14 @@ class Slice(WeightExpr):
         """See ``WeightExpr.without_upcast``."""
         return Slice(self._source.without_upcast(), self._slices)
 
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``."""
+        found = self._source.parts()
+        if found is None or self._ranges[1] != range(self._source.shape[1]):
+            return None
+        rows = self._slices[0]
+        return found.with_rows(lambda part: Slice(part, (rows, slice(None))))
+
 
 class Gather(WeightExpr):
     """Entries along ``axis`` picked by a list of indices."""
@@ -221,6 +254,13 @@ class Gather(WeightExpr):
         """See ``WeightExpr.without_upcast``."""
         return Gather(self._source.without_upcast(), self._indices, self._axis)
 
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``."""
+        found = self._source.parts()
+        if found is None or self._axis:
+            return None if found is None else found.with_columns(self._indices)
+        return found.with_rows(lambda part: Gather(part, self._indices, 0))
+
 
 class Transpose(WeightExpr):
     """Axes in another order. Rows of the result need all of the source, which is read piece by piece."""
@@ -235,13 +275,12 @@ class Transpose(WeightExpr):
         if self._perm[0] == 0:
             out[...] = self._source.rows(start, stop).transpose(self._perm)
             return
-        step = max(1, PIECE_BYTES // max(1, self._source.row_elements * self.dtype.itemsize))
         outer = self._perm.index(0)  # where the source's rows end up
         cut: list[slice] = [slice(None)] * self.ndim
         cut[self._perm[0]] = slice(start, stop)
         place: list[slice] = [slice(None)] * self.ndim
-        for begin in range(0, self._source.shape[0], step):
-            end = min(self._source.shape[0], begin + step)
+        row_bytes = self._source.row_elements * self.dtype.itemsize
+        for begin, end in piecewise(0, self._source.shape[0], row_bytes):
             piece = self._source.rows(begin, end)
             place[outer] = slice(begin, end)
             out[tuple(place)] = piece[tuple(cut)].transpose(self._perm)
@@ -249,6 +288,11 @@ class Transpose(WeightExpr):
     def without_upcast(self) -> WeightExpr:
         """See ``WeightExpr.without_upcast``."""
         return Transpose(self._source.without_upcast(), self._perm)
+
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``. Two transposes of a matrix are none."""
+        inner = self._source
+        return inner._source.parts() if isinstance(inner, Transpose) and self.ndim == 2 else None
 
 
 class Reshape(WeightExpr):
@@ -275,6 +319,10 @@ class Reshape(WeightExpr):
     def without_upcast(self) -> WeightExpr:
         """See ``WeightExpr.without_upcast``."""
         return Reshape(self._source.without_upcast(), self.shape)
+
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``."""
+        return self._source.parts() if self.shape == self._source.shape else None
 
 
 class Elementwise(WeightExpr):

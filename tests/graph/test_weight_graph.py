@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from castiron.build import weight_exprs
 from castiron.build.packing import PackedSource
-from castiron.build.weight_exprs import Constant, WeightExpr
-from castiron.build.weights import WeightGraph
+from castiron.graph.weights import WeightGraph
+from castiron.graph.weights import exprs as weight_exprs
+from castiron.graph.weights.exprs import Constant, WeightExpr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper

@@ -1,9 +1,9 @@
 """Weight expressions: values of the graph that depend on initializers only, evaluated row range by row range.
 
 The graph keeps what combines checkpoint tensors before use (a fused QKV weight, a transposed Conv1D weight,
-``1 + w``) as ONNX nodes over initializers. ``WeightGraph`` tells which values these are and gives each as a
-``WeightExpr``, whose rows are read from the checkpoint when asked for, so that packing a model of any size
-works in bounded memory.
+``1 + w``, the codes and scales of a quantized one) as nodes over initializers. ``WeightGraph`` tells which
+values these are and gives each as a ``WeightExpr``, whose rows are read from the checkpoint when asked for,
+so that packing a model of any size works in bounded memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from onnx import helper, numpy_helper
 
 from castiron.errors import BuildError
 
-from ..graph.checkpoint.files import FileReader
-from .weight_exprs import (
+from .. import ops
+from ..files import FileReader
+from .exprs import (
     Cast,
     Concat,
     Constant,
@@ -32,6 +33,8 @@ from .weight_exprs import (
     Transpose,
     WeightExpr,
 )
+from .quantized import Dequantize, Quantize
+from .unpack import Unpack
 
 #: An op without a streaming rule is evaluated on whole tensors, up to this size.
 MAX_WHOLE_BYTES: Final = 256 << 20
@@ -47,6 +50,9 @@ _ELEMENTWISE: Final[Mapping[str, np.ufunc]] = {
     "Abs": np.abs,
 }
 
+#: Ops of the castiron domain that make weights of weights.
+_OWN: Final = frozenset({"Unpack", "Quantize", "Dequantize"})
+
 
 class WeightGraph:
     """The part of an ONNX graph that can be computed before any token is known."""
@@ -61,7 +67,7 @@ class WeightGraph:
         self._known: dict[str, WeightExpr] = {}
         self._constant = set(self._tensors) - {value.name for value in model.graph.input}
         for node in model.graph.node:  # ONNX keeps nodes in topological order
-            if node.domain not in ("", "ai.onnx"):
+            if node.domain not in ("", "ai.onnx") and not _is_own(node):
                 continue
             if all(name == "" or name in self._constant for name in node.input) and _is_function(node):
                 for index, name in enumerate(node.output):
@@ -116,6 +122,8 @@ class WeightGraph:
         attrs = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
         inputs = [self.expr(name) for name in node.input if name]
         name = node.output[index]
+        if _is_own(node):
+            return _own(node, inputs)
         match node.op_type:
             case "Identity":
                 return inputs[0]
@@ -168,6 +176,19 @@ class WeightGraph:
         evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
         outputs: Any = evaluator.run(None, values)
         return Constant(name, np.asarray(outputs[index]))
+
+
+def _is_own(node: onnx.NodeProto) -> bool:
+    return node.domain == ops.DOMAIN and node.op_type in _OWN
+
+
+def _own(node: onnx.NodeProto, inputs: Sequence[WeightExpr]) -> WeightExpr:
+    attrs = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
+    if node.op_type == "Unpack":
+        return Unpack(inputs[0], attrs["layout"].decode())
+    make = Quantize if node.op_type == "Quantize" else Dequantize
+    offset = inputs[2] if len(inputs) > 2 else None
+    return make(inputs[0], inputs[1], offset, attrs["format"].decode(), attrs["group"])
 
 
 def _is_function(node: onnx.NodeProto) -> bool:
