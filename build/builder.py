@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
+
 from castiron.errors import BuildError
 
 from ..engines import EngineWriter, Limits, MemoryRow, Verification, open_engine
@@ -76,7 +77,10 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
         targets = options.resolved_targets()
         registry, pool = default_registry(targets), WeightPool(WeightGraph(model))
         check_custom_ops(model, register(plugins, registry))
-        lowered = [lower(model, target, limits, options.dtype, registry, pool) for target in targets]
+        lowered = [
+            lower(model, target, limits, options.dtype, registry, pool, options.activations)
+            for target in targets
+        ]
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]
     notes = [*checkpoint.notes, *captured.report.notes, *ignored]
     plan = _plan(checkpoint, lowered, limits, options)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..engines.weights_file import layout_bytes
 from .lower import Lowered
-from .packing import CHUNK_BYTES
+from .packed import CHUNK_BYTES
 
 #: Golden logits, graph, tokenizer and program: small beside the weights, but not nothing.
 _OTHER_FILES = 96 << 20

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import onnx
+
 from castiron.errors import BuildError
 
 from ..engines.cuda_layout import kv_layout
-from ..engines.program import PROGRAM_FORMAT, KvLayer, Limits, Program, Step, WeightDType
+from ..engines.program import PROGRAM_FORMAT, CacheDType, KvLayer, Limits, Program, Step
 from ..engines.symbols import largest_counts
 from ..graph import ops as names
 from ..graph.weights import WeightGraph
@@ -19,13 +20,18 @@ from ..plugins.tactic import SAMPLE
 from .launches import KernelRequest, LaunchTable
 from .memory import MemoryPlan, memory_plan
 from .operands import GraphView
-from .packing import PackedSource
+from .packed import Packed
 from .steps import StepList
 from .storage import half_values, with_storage
 from .weight_table import WeightPool, WeightTable
 
 #: Build dtypes and what a program stores for them.
-WEIGHT_DTYPES: dict[str, WeightDType] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+WEIGHT_DTYPES: dict[str, Literal["f32", "bf16", "f16"]] = {
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+}
+_CACHE_DTYPES: dict[str, CacheDType] = {"fp8": "f8e4m3", "int8": "i8"}
 #: Rows of a query tile of prefill attention (symbol P): as many as keep the matrix units of every
 #: architecture busy while a tile and two stages of keys and values fit 99 KB of shared memory.
 PREFILL_TILE = 128
@@ -56,7 +62,7 @@ class Lowered:
 
     program: Program
     #: By weight name, in the order of first use: the stored form and what fills it.
-    sources: dict[str, PackedSource]
+    sources: dict[str, Packed]
     memory: MemoryPlan
     decisions: tuple[Decision, ...]
     requests: tuple[KernelRequest, ...] = ()
@@ -86,18 +92,21 @@ def lower(
     dtype: str,
     registry: Registry | None = None,
     pool: WeightPool | None = None,
+    activations: Literal["auto", "full"] = "auto",
 ) -> Lowered:
     """Lower a graph that has been through the passes.
 
-    ``dtype``: the type of matrices and of the KV cache; vectors stay float32. ``pool``: the weights of the
-    engine, where several targets share it. Raises BuildError when an op has no tactic, or when the limits do
+    ``dtype``: the type of matrices and of the KV cache where they are not quantized; vectors stay float32.
+    ``pool``: the weights of the engine, where several targets share it. ``activations``: see ``Context``.
+    Raises BuildError when an op has no tactic, or when the limits do
     not fit the model.
     """
     if target not in TARGETS:
         raise BuildError(f"unknown target {target!r}; this castiron builds for: {', '.join(TARGETS)}")
     if dtype not in WEIGHT_DTYPES:
         raise BuildError(f"unknown dtype {dtype!r}; expected one of {', '.join(WEIGHT_DTYPES)}")
-    graph = GraphView(model)
+    weight_graph = pool.graph if pool else WeightGraph(model)
+    graph = GraphView(model, weight_graph)
     ops = list(graph.ops())
     half = WEIGHT_DTYPES[dtype]
     layers = _kv_layers(ops, half)
@@ -108,10 +117,11 @@ def lower(
         limits,
         kv_layout(layers) if on_gpu else None,
         PREFILL_TILE if on_gpu else 0,
+        activations,
     )
     registry = registry or default_registry((target,))
     chooser = _Chooser(registry, context)
-    weights = WeightTable(pool or WeightPool(WeightGraph(model)), half, context.target.family)
+    weights = WeightTable(pool or WeightPool(weight_graph), half, context.target.family)
     steps = StepList(graph.inputs(), names.LOGITS, weights, chooser, inputs_in_arena=not on_gpu)
     halves = half_values(ops, (names.LOGITS,)) if on_gpu else set()
     for op in ops:
@@ -176,12 +186,14 @@ def _check_table_length(op: Op, limits: Limits) -> None:
         )
 
 
-def _kv_layers(ops: Sequence[Op], dtype: WeightDType) -> list[KvLayer]:
+def _kv_layers(ops: Sequence[Op], dtype: CacheDType) -> list[KvLayer]:
     layers: dict[int, KvLayer] = {}
     for op in ops:
         if op.kind in ("castiron.WriteKV", "castiron.RopeWriteKV"):
             sizes = {name: int(op.attrs[name]) for name in ("kv_heads", "head_dim", "v_head_dim")}
-            layers[int(op.attrs["layer"])] = KvLayer.model_validate({**sizes, "dtype": dtype})
+            stored = _CACHE_DTYPES.get(op.attrs.get("kv_format", ""), dtype)
+            scales = {name: list(op.attrs.get(name, ())) for name in ("k_scale", "v_scale")}
+            layers[int(op.attrs["layer"])] = KvLayer.model_validate({**sizes, **scales, "dtype": stored})
     if sorted(layers) != list(range(len(layers))):
         raise BuildError(f"cache layers are {sorted(layers)}; expected them numbered from 0 without gaps")
     return [layers[index] for index in range(len(layers))]

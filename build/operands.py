@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import onnx
 
 from castiron.errors import BuildError
 
-from ..plugins import Op, Operand
+from ..graph.weights import QuantizedParts, WeightGraph
+from ..plugins import Op, Operand, Quant
+from .packing_quantized import stored_dtype
 
 #: Only small inlined constants are shown to tactics by value.
 _MAX_SHOWN = 1 << 23
@@ -21,8 +23,10 @@ _INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 class GraphView:
     """Shapes, constants and nodes of a model, without loading any checkpoint tensor."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, weights: WeightGraph) -> None:
         self._graph = model.graph
+        self._weights = weights
+        self._quants: dict[str, Quant | None] = {}
         self._shapes: dict[str, tuple[int | str, ...]] = {}
         self._types: dict[str, int] = {}
         for info in (*self._graph.input, *self._graph.value_info, *self._graph.output):
@@ -75,7 +79,21 @@ class GraphView:
                 f"value {name!r} is of type {onnx.TensorProto.DataType.Name(kind)}; the host target computes "
                 "on float32 and int32 only"
             )
-        return Operand(name, self._shape(name), dtype, name in self._constants, values)
+        constant = name in self._constants
+        quant = self._quant(name) if constant and tensor is None else None
+        return Operand(name, self._shape(name), dtype, constant, values, quant)
+
+    def _quant(self, name: str) -> Quant | None:
+        if name not in self._quants:
+            parts = self._weights.expr(name).parts() if self._weights.is_weight(name) else None
+            self._quants[name] = None if parts is None else _described(parts)
+        return self._quants[name]
+
+
+def _described(parts: QuantizedParts) -> Quant:
+    columns = None if parts.columns is None else tuple(int(column) for column in parts.columns)
+    format = cast("Literal['int8', 'int4', 'fp8', 'fp4']", parts.format)
+    return Quant(format, parts.group, stored_dtype(parts.scale), parts.offset is not None, columns)
 
 
 def _attribute(attribute: onnx.AttributeProto) -> object:

@@ -47,6 +47,8 @@ class BuildOptions:
         dry_run: stop after the plan; nothing is written.
         dump_graph: folder for the graph after every pass.
         plugins: plugin files, in the order of their patterns (docs/plugins.md).
+        activations: "auto" lets the host round the activations of products whose weights alone are quantized
+            to int8, in groups of 32; "full" keeps them as they are.
         num_threads: threads of the comparison at the end.
     """
 
@@ -62,6 +64,7 @@ class BuildOptions:
     dry_run: bool = False
     dump_graph: Path | None = None
     plugins: tuple[Path, ...] = ()
+    activations: Literal["auto", "full"] = "auto"
     num_threads: int | None = None
 
     def check(self) -> None:
@@ -74,6 +77,8 @@ class BuildOptions:
         if self.dtype not in DTYPES:
             raise BuildError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
         self._check_dtype()
+        if self.activations not in ("auto", "full"):
+            raise BuildError(f"activations is {self.activations!r}; expected auto or full")
         if self.verify not in ("auto", "always", "never"):
             raise BuildError(f"verify is {self.verify!r}; expected auto, always or never")
         for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "max_logit_rows", "num_threads"):

@@ -1,9 +1,8 @@
 """From weight expressions to the bytes that kernels read, chunk by chunk.
 
 Layouts are those of ``engines/program.py``. Every stored tensor is a multiple of 64 bytes long, so that all
-start on a cache line when they lie side by side in one file. Panel layouts are so by themselves; a ``plain``
-tensor whose size is not a multiple is stored flat with zeros behind it: ``stored_shape`` then is the padded
-number of elements, and the logical shape is in program.json.
+start on a cache line when they lie side by side in one file (``Packed.stored_shape``). Quantized weights are
+packed by ``packing_quantized.py``.
 """
 
 from __future__ import annotations
@@ -14,16 +13,13 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
 from castiron.errors import BuildError
 
-from ..engines.program import Layout, Weight, WeightDType
+from ..engines.program import Layout, WeightDType
+from ..engines.weights_file import stored_shape
 from ..graph.weights import WeightExpr
-
-#: A chunk stays below this, one panel of 16 rows at least. Two buffers of the size are alive while packing.
-CHUNK_BYTES: Final = 16 << 20
-ALIGNMENT: Final = 64
-#: Output features side by side in a panel.
-PANEL: Final = 16
+from .packed import CHUNK_BYTES, PANEL, Packed, as_bytes, panel_count
 
 DTYPES: Final[dict[WeightDType, np.dtype[Any]]] = {
     "f32": np.dtype(np.float32),
@@ -38,12 +34,8 @@ _WIDER: Final[dict[WeightDType, str]] = {
 _PANEL_LAYOUT: Final[dict[WeightDType, Layout]] = {"f32": "panel16", "bf16": "panel16x2"}
 
 
-class PackedSource:
-    """One stored weight: where its numbers come from and how they are laid out.
-
-    ``shape``         logical shape, as in program.json
-    ``stored_shape``  shape in rank0.safetensors
-    ``nbytes``        size in rank0.safetensors, a multiple of 64
+class PackedSource(Packed):
+    """A weight of floating-point numbers: where they come from and how they are laid out.
 
     Made by ``plain``, ``panels``, ``gated_panels`` and ``gated_vector``.
     """
@@ -51,10 +43,7 @@ class PackedSource:
     def __init__(
         self, name: str, parts: Sequence[WeightExpr], dtype: WeightDType, layout: Layout, shape: Sequence[int]
     ) -> None:
-        self.name = name
-        self.dtype: WeightDType = dtype
-        self.layout: Layout = layout
-        self.shape = tuple(shape)
+        super().__init__(name, dtype, layout, shape)
         self._target = DTYPES[dtype]
         # A bf16 target takes bf16 numbers as they are stored, whatever the graph computes in
         self._parts = tuple(part.without_upcast() for part in parts)
@@ -76,7 +65,7 @@ class PackedSource:
         _require_matrix(name, gate)
         _require_matrix(name, up)
         _require_equal_shapes(name, gate, up)
-        rows = 2 * _blocks(gate.shape[0]) * PANEL
+        rows = 2 * panel_count(gate.shape[0]) * PANEL
         return cls(name, [gate, up], dtype, _PANEL_LAYOUT[dtype], (rows, gate.shape[1]))
 
     @classmethod
@@ -85,35 +74,12 @@ class PackedSource:
         _require_equal_shapes(name, gate, up)
         if gate.ndim != 1:
             raise BuildError(f"weight {name!r}: found a bias of shape {list(gate.shape)}, expected [N].")
-        return cls(name, [gate, up], "f32", "plain", (2 * _blocks(gate.shape[0]) * PANEL,))
-
-    @property
-    def weight(self) -> Weight:
-        """The entry of program.json."""
-        return Weight(name=self.name, dtype=self.dtype, layout=self.layout, shape=list(self.shape))
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The shape in rank0.safetensors; see the module's text."""
-        if self.layout == "plain":
-            size = int(np.prod(self.shape, dtype=np.int64))
-            step = ALIGNMENT // self._target.itemsize
-            return self.shape if size % step == 0 else (-(-size // step) * step,)
-        panels = _blocks(self.shape[0])
-        if self.layout == "panel16":
-            return (panels, self.shape[1], PANEL)
-        return (panels, -(-self.shape[1] // 2), PANEL, 2)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in rank0.safetensors."""
-        return int(np.prod(self.stored_shape, dtype=np.int64)) * self._target.itemsize
+        return cls(name, [gate, up], "f32", "plain", (2 * panel_count(gate.shape[0]) * PANEL,))
 
     def chunks(self) -> Iterator[memoryview]:
-        """The stored bytes in order, in pieces of ``CHUNK_BYTES`` at most (one panel at least).
+        """See ``Packed.chunks``.
 
-        A piece is valid until the next one is taken: buffers are reused. Raises ``BuildError`` naming the
-        tensor when a number does not fit the stored dtype or is not finite.
+        Raises ``BuildError`` naming the tensor when a number does not fit the stored dtype or is not finite.
         """
         if self.layout != "plain":
             return self._panel_chunks()
@@ -124,14 +90,13 @@ class PackedSource:
     def _plain_chunks(self) -> Iterator[memoryview]:
         (expr,) = self._parts
         if not expr.shape:
-            yield _bytes(np.pad(self._convert(expr.whole().reshape(1)), (0, self.stored_shape[0] - 1)))
+            yield as_bytes(np.pad(self._convert(expr.whole().reshape(1)), (0, self.stored_shape[0] - 1)))
             return
         reader = _RowReader(expr, self._target, CHUNK_BYTES)
         for begin in range(0, expr.shape[0], reader.step):
-            yield _bytes(self._convert(reader.read(begin, min(expr.shape[0], begin + reader.step))))
-        padding = self.nbytes - expr.size * self._target.itemsize
-        if padding:
-            yield memoryview(bytes(padding))
+            yield as_bytes(self._convert(reader.read(begin, min(expr.shape[0], begin + reader.step))))
+        if self.padding:
+            yield memoryview(bytes(self.padding))
 
     def _gated_vector_chunks(self) -> Iterator[memoryview]:
         out = np.zeros((self.shape[0] // (2 * PANEL), 2, PANEL), np.float32)
@@ -139,16 +104,16 @@ class PackedSource:
             padded = np.zeros(out.shape[0] * PANEL, np.float32)
             padded[: part.shape[0]] = self._convert(part.whole())
             out[:, index] = padded.reshape(-1, PANEL)
-        yield _bytes(out)
+        yield as_bytes(out)
 
     # -- panels ----------------------------------------------------------------------------------------------
 
     def _panel_chunks(self) -> Iterator[memoryview]:
         rows, inputs = self._parts[0].shape
         ways = len(self._parts)
-        panel_shape = self.stored_shape[1:]
+        panel_shape = stored_shape(self.weight)[1:]
         panel_bytes = int(np.prod(panel_shape, dtype=np.int64)) * self._target.itemsize
-        blocks = _blocks(rows)
+        blocks = panel_count(rows)
         step = max(1, min(blocks, CHUNK_BYTES // (panel_bytes * ways)))
         readers = [
             _RowReader(part, self._target, step * PANEL * part.row_elements * part.dtype.itemsize)
@@ -160,7 +125,7 @@ class PackedSource:
             first, last = begin * PANEL, min(rows, (begin + count) * PANEL)
             for way, reader in enumerate(readers):
                 self._arrange(self._convert(reader.read(first, last)), buffer[:count, way], inputs)
-            yield _bytes(buffer[:count])
+            yield as_bytes(buffer[:count])
 
     def _arrange(self, matrix: npt.NDArray[Any], out: npt.NDArray[Any], inputs: int) -> None:
         """Lay rows [n, K] out as panels [ceil(n/16), K, 16] or [ceil(n/16), ceil(K/2), 16, 2]."""
@@ -229,14 +194,6 @@ def _all_finite(values: npt.NDArray[Any]) -> bool:
         # As integers: eight times faster than through ml_dtypes. An exponent of ones is infinity or NaN.
         return bool(np.bitwise_and(values.view(np.uint16), 0x7F80).max() != 0x7F80)
     return bool(np.isfinite(values).all())
-
-
-def _bytes(array: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _blocks(rows: int) -> int:
-    return -(-rows // PANEL)
 
 
 def _require_matrix(name: str, expr: WeightExpr) -> None:

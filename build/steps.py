@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from castiron.errors import BuildError
 
-from ..engines.program import ITEM_BYTES, Dim, Value
+from ..engines.program import ITEM_BYTES, Dim, DType, Value
 from ..plugins import Call, Lowering, Op, Operand, View
 from ..plugins.launch import KernelLaunch, Param
 from ..plugins.tactic import COPY
@@ -21,7 +21,7 @@ class Placed:
     """A value, the storage it lies in, and the base it is a column view on."""
 
     shape: tuple[int | str, ...]
-    dtype: Literal["f32", "i32", "bf16", "f16"]
+    dtype: DType
     storage: int
     base: str | None = None
     column: int = 0

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from castiron.errors import BuildError
 
 from ..engines.program import WeightDType
-from ..graph.weights import WeightGraph
-from ..graph.weights.exprs import Concat
+from ..graph.weights import WeightExpr, WeightGraph
+from ..graph.weights.exprs import Concat, Constant
 from ..plugins import WeightUse
+from ..plugins.tactic import QuantizedRole
 from ..plugins.targets import Family
+from .packed import Packed
 from .packing import PackedSource
+from .packing_quantized import BlockScaleSource, CodeSource, ColumnSource, RowScaleSource, ScaleSource
 
 
 @dataclass(frozen=True)
@@ -21,20 +26,23 @@ class _Form:
 
     parts: tuple[str, ...]
     kind: Literal["panels", "rows"]
-    dtype: WeightDType
+    #: None where the quantized matrix decides.
+    dtype: WeightDType | None
     #: Biases of gated products follow their panels on host.
     interleaved: bool = False
+    #: The part of a quantized matrix.
+    of: QuantizedRole | None = None
 
 
 class WeightPool:
     """The stored weights of an engine: programs of several targets share those of equal form."""
 
     def __init__(self, graph: WeightGraph) -> None:
-        self._graph = graph
-        self._stored: dict[_Form, PackedSource] = {}
+        self.graph = graph
+        self._stored: dict[_Form, Packed] = {}
         self._names: set[str] = set()
 
-    def source(self, form: _Form) -> PackedSource:
+    def source(self, form: _Form) -> Packed:
         """The stored weight of this form, made on first use."""
         if form not in self._stored:
             name = self._fresh_name(form)
@@ -46,13 +54,18 @@ class WeightPool:
         name = "|".join(form.parts)
         if len(name) > 400:  # names in the program are limited to 512 characters
             name = f"{name[:380]}...{len(self._names)}"
+        if form.of is not None:
+            name = f"{name}.{form.of}"
         for candidate in (name, f"{name}.{form.kind}", f"{name}.{form.kind}.{form.dtype}"):
             if candidate not in self._names:
                 return candidate
         raise BuildError(f"weight {name!r} is needed in more forms than there are names for")
 
-    def _packed(self, name: str, form: _Form) -> PackedSource:
-        exprs = [self._graph.expr(part) for part in form.parts]
+    def _packed(self, name: str, form: _Form) -> Packed:
+        exprs = [self.graph.expr(part) for part in form.parts]
+        if form.of is not None:
+            return _quantized(name, exprs, form.of, panels=form.kind == "panels")
+        assert form.dtype is not None
         if form.kind == "panels":
             if len(exprs) == 2:
                 return PackedSource.gated_panels(name, exprs[0], exprs[1], form.dtype)
@@ -61,6 +74,33 @@ class WeightPool:
             return PackedSource.gated_vector(name, exprs[0], exprs[1])
         expr = exprs[0] if len(exprs) == 1 else Concat(exprs, 0)
         return PackedSource.plain(name, expr, form.dtype)
+
+
+def _quantized(name: str, exprs: list[WeightExpr], role: QuantizedRole, *, panels: bool) -> Packed:
+    parts = [found for expr in exprs if (found := expr.parts()) is not None]
+    if len(parts) != len(exprs):
+        raise BuildError(f"weight {name!r} is not quantized; a tactic asks for its {role}")
+    if role == "codes":
+        return CodeSource(name, parts, panels=panels)
+    if role == "scales":
+        return ScaleSource(name, [part.scale for part in parts], panels=panels)
+    if role == "block_scales":
+        return BlockScaleSource(name, parts)
+    if role == "row_scales":
+        return RowScaleSource(name, parts)
+    if role == "columns":
+        columns = parts[0].columns
+        if columns is None:
+            raise BuildError(f"weight {name!r} has its columns in order; a tactic asks for their order")
+        return ColumnSource(name, columns)
+    offsets = [part.offset for part in parts]
+    if all(offset is None for offset in offsets):
+        raise BuildError(f"weight {name!r} has no offsets; a tactic asks for them")
+    filled = [
+        offset or Constant(part.scale.name, np.zeros(part.scale.shape, np.float32))
+        for offset, part in zip(offsets, parts, strict=True)
+    ]
+    return ScaleSource(name, filled, panels=panels)
 
 
 class WeightTable:
@@ -74,7 +114,7 @@ class WeightTable:
         self._dtype: WeightDType = dtype
         self._panels = family == "host"
         self._uses: dict[WeightUse, None] = {}
-        self._sources: dict[WeightUse, PackedSource] = {}
+        self._sources: dict[WeightUse, Packed] = {}
 
     def use(self, use: WeightUse) -> None:
         """Record a use."""
@@ -84,7 +124,7 @@ class WeightTable:
         """The stored weight's name; valid after ``finish``."""
         return self._sources[use].name
 
-    def finish(self) -> dict[str, PackedSource]:
+    def finish(self) -> dict[str, Packed]:
         """Stored weights by name, in order of first use."""
         self._sources = {use: self._pool.source(self._form(use)) for use in self._uses}
         return {source.name: source for source in self._sources.values()}
@@ -94,6 +134,8 @@ class WeightTable:
             return _Form(use.parts, "rows", "f32", interleaved=self._panels and len(use.parts) == 2)
         if use.role == "plain":
             return _Form(use.parts, "rows", self._dtype)
-        shared = use.role == "table" and WeightUse(use.parts, "matrix") in self._uses
-        panels = self._panels and (use.role == "matrix" or shared)
-        return _Form(use.parts, "panels" if panels else "rows", self._dtype)
+        if use.role == "matrix" or use.role == "table":
+            shared = use.role == "table" and WeightUse(use.parts, "matrix") in self._uses
+            panels = self._panels and (use.role == "matrix" or shared)
+            return _Form(use.parts, "panels" if panels else "rows", self._dtype)
+        return _Form(use.parts, "panels" if self._panels else "rows", None, of=use.role)

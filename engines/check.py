@@ -12,7 +12,7 @@ from .check_launches import LaunchChecker, check_kernels
 from .kernels import KERNELS, NATIVE, attr_fits
 from .program import ITEM_BYTES, PROGRAM_FORMAT, Program, Step, Value, Weight
 from .symbols import largest_counts
-from .weights_file import ALIGNMENT, CODES, TensorEntry, layout_bytes
+from .weights_file import ALIGNMENT, CODES, MATRIX_DTYPES, TensorEntry, layout_bytes
 
 _FED = {"token_ids": ("i32", ["T"]), "positions": ("i32", ["T"]), "logit_rows": ("i32", ["N"])}
 #: What sampling leaves for the runtime (docs/cuda-program.md, "Sampling"): dtype and columns.
@@ -59,10 +59,16 @@ class _Checker:
             self.check_weight(weight, tensors.get(weight.name))
 
     def check_weight(self, weight: Weight, entry: TensorEntry | None) -> None:
-        if weight.layout != "plain":
-            wanted = "f32" if weight.layout == "panel16" else "bf16"
-            if len(weight.shape) != 2 or weight.dtype != wanted:
-                self.fail("weight {!r}: layout {} needs a matrix of {}", weight.name, weight.layout, wanted)
+        if weight.layout == "plain":
+            if weight.dtype in ("i4", "f4e2m1"):
+                self.fail("weight {!r} of {} must be in a layout of half bytes", weight.name, weight.dtype)
+        else:
+            wanted = MATRIX_DTYPES[weight.layout]
+            if len(weight.shape) != 2 or weight.dtype not in wanted:
+                self.fail(
+                    "weight {!r}: layout {} needs a matrix of {}",
+                    *(weight.name, weight.layout, " or ".join(wanted)),
+                )
         if entry is None:
             self.fail("uses weight {!r}, which rank0.safetensors lacks", weight.name)
         needed = -(-layout_bytes(weight) // ALIGNMENT) * ALIGNMENT

@@ -13,7 +13,17 @@ _STEP_INPUTS = get_args(StepInput)
 _SAMPLING_INPUTS = frozenset(_STEP_INPUTS[_STEP_INPUTS.index("temperature") :])
 #: Most blocks in each dimension of a grid (CUDA C++ programming guide, technical specifications).
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
-_TRITON_TYPE = {"f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i32": "*i32"}
+_TRITON_TYPE = {
+    "f32": "*fp32",
+    "bf16": "*bf16",
+    "f16": "*fp16",
+    "i32": "*i32",
+    "i8": "*i8",
+    "u8": "*u8",
+    "f8e4m3": "*fp8e4nv",
+    "i4": "*u8",
+    "f4e2m1": "*u8",
+}
 _Fail = Callable[..., NoReturn]
 
 
@@ -106,7 +116,7 @@ class LaunchChecker:
         layer = arg.k_cache if arg.k_cache is not None else arg.v_cache
         if layer is not None and layer >= layers:
             self._fail("{} names cache layer {} of {}", where, layer, layers)
-        dtype = None
+        dtype: str | None = None
         if arg.value is not None:
             if arg.value not in known or arg.value not in self._values:
                 self._fail("{} gives {!r}, which is no operand of it", where, arg.value)

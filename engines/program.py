@@ -15,22 +15,38 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 #: program.json's format. Same major: readable; a higher minor or another major: refused (see reader).
-PROGRAM_FORMAT = (1, 1)
+PROGRAM_FORMAT = (1, 2)
 
 #: Counts that are known only when a step runs. Host programs use T and N; docs/cuda-program.md has the rest.
 Symbol = Literal["T", "N", "S", "D", "P", "R", "E", "L", "V"]
 Dim = Annotated[int, Field(ge=1, le=1 << 40)] | Symbol
-DType = Literal["f32", "i32", "bf16", "f16"]
-WeightDType = Literal["f32", "bf16", "f16"]
-#: Bytes of an element.
-ITEM_BYTES: Mapping[str, int] = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
+#: Activations of one byte are temporaries of CUDA programs: rounded operands of products and their scales.
+DType = Literal["f32", "i32", "bf16", "f16", "i8", "u8", "f8e4m3"]
+#: i4 and f4e2m1 are codes of four bits, two in a byte.
+WeightDType = Literal["f32", "bf16", "f16", "i8", "u8", "f8e4m3", "i4", "f4e2m1", "i32"]
+CacheDType = Literal["f32", "bf16", "f16", "i8", "f8e4m3"]
+#: Bytes of an element of an activation or of the cache.
+ITEM_BYTES: Mapping[str, int] = {
+    "f32": 4,
+    "i32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "i8": 1,
+    "u8": 1,
+    "f8e4m3": 1,
+}
 #: Tokens in a block of the KV cache.
 BLOCK_TOKENS = 32
 #: How a weight lies in memory. K: input features, N: output features; both zero-padded up.
 #: plain        row-major, ``shape`` as given
-#: panel16      f32  [ceil(N/16)][K][16]
+#: pairs16      i4 or f4e2m1 [N][ceil(K/16)][8]: byte j of a run of 16 inputs holds input j low, j + 8 high
+#: panel16      f32 or f16 [ceil(N/16)][K][16]
 #: panel16x2    bf16 [ceil(N/16)][ceil(K/2)][16][2]: a pair of inputs side by side for each of 16 outputs
-Layout = Literal["plain", "panel16", "panel16x2"]
+#: panel16x4    i8 or f8e4m3 [ceil(N/16)][ceil(K/4)][16][4]
+#: panel16x4n   i4 or f4e2m1 [ceil(N/16)][ceil(K/4)][32]: the low half of byte j is of output j / 4 and input
+#:              j % 4, the high half of output 8 + j / 4.
+#: An i4 half byte is the code plus 8. Inputs and outputs behind the last are codes of 0.
+Layout = Literal["plain", "pairs16", "panel16", "panel16x2", "panel16x4", "panel16x4n"]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 Count = Annotated[int, Field(ge=0, le=1 << 48)]
 Attr = bool | int | float | str | list[int] | list[float]
@@ -172,7 +188,10 @@ class KvLayer(_Model):
     kv_heads: Annotated[int, Field(ge=1, le=4096)]
     head_dim: Annotated[int, Field(ge=1, le=4096)]
     v_head_dim: Annotated[int, Field(ge=1, le=4096)]
-    dtype: WeightDType
+    dtype: CacheDType
+    #: One for each KV head, or none: a stored number is the value divided by its head's scale.
+    k_scale: Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=4096)] = []
+    v_scale: Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=4096)] = []
 
 
 class Limits(_Model):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,27 @@ from .program import Weight
 ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 20
-CODES = {"f32": ("F32", 4), "bf16": ("BF16", 2), "f16": ("F16", 2)}
+#: By a weight's dtype: the dtype that the file names, and bytes of one of its elements. Codes of four bits
+#: are bytes to the file.
+CODES = {
+    "f32": ("F32", 4),
+    "bf16": ("BF16", 2),
+    "f16": ("F16", 2),
+    "i32": ("I32", 4),
+    "i8": ("I8", 1),
+    "u8": ("U8", 1),
+    "f8e4m3": ("F8_E4M3", 1),
+    "i4": ("U8", 1),
+    "f4e2m1": ("U8", 1),
+}
+#: What each layout but the plain one may hold; codes of four bits are never plain.
+MATRIX_DTYPES: Mapping[str, tuple[str, ...]] = {
+    "pairs16": ("i4", "f4e2m1"),
+    "panel16": ("f32", "f16"),
+    "panel16x2": ("bf16",),
+    "panel16x4": ("i8", "f8e4m3"),
+    "panel16x4n": ("i4", "f4e2m1"),
+}
 _SIZES = dict(CODES.values())
 
 
@@ -37,14 +58,22 @@ class TensorEntry:
 
 def layout_bytes(weight: Weight) -> int:
     """Return the bytes that ``weight`` takes in its layout (docs/program.md), before padding to 64."""
-    size = CODES[weight.dtype][1]
+    return math.prod(stored_shape(weight)) * CODES[weight.dtype][1]
+
+
+def stored_shape(weight: Weight) -> tuple[int, ...]:
+    """Return the shape of ``weight`` as it lies in its layout, in elements that the file knows."""
     if weight.layout == "plain":
-        return math.prod(weight.shape) * size
+        return tuple(weight.shape)
     rows, columns = weight.shape
+    if weight.layout == "pairs16":
+        return (rows, -(-columns // 16), 8)
     panels = -(-rows // 16)
     if weight.layout == "panel16":
-        return panels * columns * 16 * 4
-    return panels * (-(-columns // 2)) * 16 * 2 * 2
+        return (panels, columns, 16)
+    if weight.layout == "panel16x2":
+        return (panels, -(-columns // 2), 16, 2)
+    return (panels, -(-columns // 4), *((32,) if weight.layout == "panel16x4n" else (16, 4)))
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
@@ -101,7 +130,7 @@ def _entry(name: str, item: Any, data_start: int, align: int, where: str) -> Ten
     ):
         raise EngineError(f"{where}: a tensor's entry must have exactly dtype, shape and data_offsets.")
     dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
-    sizes = {**_SIZES, "I32": 4}
+    sizes = _SIZES
     if not isinstance(dtype, str) or dtype not in sizes:
         raise EngineError(
             f"{where}: tensor {name[:80]!r} has an unknown dtype; expected one of {sorted(sizes)}."

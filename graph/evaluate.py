@@ -6,7 +6,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +19,10 @@ from onnx.reference.op_run import OpRun
 from . import numpy_ops as math
 from . import ops
 from .custom import CustomOp
+from .fake_quant import fake_quantize
 from .numpy_ops import Array
+from .weights.quantized import dequantize, quantize
+from .weights.unpack import unpack
 
 
 class _Cache:
@@ -124,6 +127,14 @@ def _rows(x: Array) -> Array:
     return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
 
 
+def _stored(x: Array, kv_format: str, scales: Sequence[float]) -> Array:
+    """Keys or values [heads, T, D] as the cache gives them back; ``scales`` one a head, none: 1."""
+    if not kv_format:
+        return x
+    by_head = np.asarray(scales or [1.0] * len(x), np.float32)[:, None, None]
+    return fake_quantize(x / by_head, kv_format, x_scale=1.0) * by_head
+
+
 def _operators(cache: _Cache) -> list[type[OpRun]]:
     """An OpRun class per op and stage, bound to one evaluator's cache."""
 
@@ -169,8 +180,9 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         *,
         activation: str = "none",
         alpha: float = 1.0,
+        **rounding: Any,
     ) -> Array:
-        return math.linear(x, w, b, residual, activation, alpha)
+        return math.linear(fake_quantize(x, **rounding), w, b, residual, activation, alpha)
 
     def _gated_linear(
         x: Array,
@@ -180,7 +192,9 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         b_up: Array | None = None,
         *,
         activation: str,
+        **rounding: Any,
     ) -> Array:
+        x = fake_quantize(x, **rounding)
         return math.gated_linear(x, w_gate, w_up, b_gate, b_up, activation)
 
     def _activation(x: Array, *, fn: str) -> Array:
@@ -243,14 +257,39 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         kv_heads: int,
         head_dim: int,
         v_head_dim: int,
+        kv_format: str = "",
+        k_scale: Sequence[float] = (),
+        v_scale: Sequence[float] = (),
         **pairs: int,
     ) -> Array:
         k = _paged_rope(k, positions, cos, sin, heads=kv_heads, head_dim=head_dim, **pairs)
-        cache.append(layer, _heads(k, kv_heads), _heads(v, kv_heads))
+        _write_kv(
+            k,
+            v,
+            layer=layer,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            v_head_dim=v_head_dim,
+            kv_format=kv_format,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
         return _paged_rope(q, positions, cos, sin, heads=q_heads, head_dim=head_dim, **pairs)
 
-    def _write_kv(k: Array, v: Array, *, layer: int, kv_heads: int, head_dim: int, v_head_dim: int) -> Array:
-        cache.append(layer, _heads(k, kv_heads), _heads(v, kv_heads))
+    def _write_kv(
+        k: Array,
+        v: Array,
+        *,
+        layer: int,
+        kv_heads: int,
+        head_dim: int,
+        v_head_dim: int,
+        kv_format: str = "",
+        k_scale: Sequence[float] = (),
+        v_scale: Sequence[float] = (),
+    ) -> Array:
+        stored = (_stored(_heads(x, kv_heads), kv_format, s) for x, s in ((k, k_scale), (v, v_scale)))
+        cache.append(layer, *stored)
         return np.zeros(0, np.float32)
 
     def _paged_attention(
@@ -289,6 +328,9 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         "RopeWriteKV": _rope_write_kv,
         "WriteKV": _write_kv,
         "PagedAttention": _paged_attention,
+        "Unpack": unpack,
+        "Quantize": quantize,
+        "Dequantize": dequantize,
     }
     return [_operator(ops.DOMAIN, name, function) for name, function in functions.items()]
 

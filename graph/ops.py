@@ -49,25 +49,37 @@ class OpSpec:
 _HEADS = ("q_heads", "kv_heads", "head_dim", "v_head_dim")
 _PAIRS = ("rotary_dim", "interleaved", "concat_halves")
 _MASK = ("scale", "window", "chunk", "softcap")
+#: How x is rounded before a product (docs/graph.md, "Quantized activations").
+_ROUNDING = ("x_format", "x_group", "x_scale")
+#: How a cache layer is rounded: "" | "fp8" | "int8", and a scale for each KV head.
+_CACHE_ROUNDING = ("kv_format", "k_scale", "v_scale")
 
 OPS: dict[str, OpSpec] = {
-    "Linear": OpSpec(("x", "w", "b?", "residual?"), ("y",), ("activation", "alpha")),
+    "Linear": OpSpec(("x", "w", "b?", "residual?"), ("y",), ("activation", "alpha", *_ROUNDING)),
     "RMSNorm": OpSpec(("x", "w?"), ("y",), ("eps", "one_plus", "group")),
     "Rope": OpSpec(("x", "cos", "sin"), ("y",), ("style", "cos_layout")),
     "Attention": OpSpec(("q", "k", "v", "sinks?", "slopes?"), ("o",), ("layer", *_MASK)),
     "Activation": OpSpec(("x",), ("y",), ("fn",)),
-    "GatedLinear": OpSpec(("x", "w_gate", "w_up", "b_gate?", "b_up?"), ("y",), ("activation",)),
+    "GatedLinear": OpSpec(("x", "w_gate", "w_up", "b_gate?", "b_up?"), ("y",), ("activation", *_ROUNDING)),
     "AddRMSNorm": OpSpec(("x", "residual", "w?"), ("y", "sum"), ("eps", "one_plus")),
     "AddLayerNorm": OpSpec(("x", "residual", "w?", "b?"), ("y", "sum"), ("eps", "one_plus")),
     "LayerNorm": OpSpec(("x", "w?", "b?"), ("y",), ("eps", "group", "one_plus")),
     "RopeWriteKV": OpSpec(
-        ("q", "k", "v", "positions", "cos", "sin"), ("q_rotated",), ("layer", *_HEADS, *_PAIRS)
+        ("q", "k", "v", "positions", "cos", "sin"),
+        ("q_rotated",),
+        ("layer", *_HEADS, *_PAIRS, *_CACHE_ROUNDING),
     ),
-    "WriteKV": OpSpec(("k", "v"), ("kv_written",), ("layer", "kv_heads", "head_dim", "v_head_dim")),
+    "WriteKV": OpSpec(
+        ("k", "v"), ("kv_written",), ("layer", "kv_heads", "head_dim", "v_head_dim", *_CACHE_ROUNDING)
+    ),
     "PagedRope": OpSpec(("x", "positions", "cos", "sin"), ("y",), ("heads", "head_dim", *_PAIRS)),
     "PagedAttention": OpSpec(("q", "sinks?", "slopes?", "kv_written?"), ("o",), ("layer", *_HEADS, *_MASK)),
     "Embedding": OpSpec(("ids", "table"), ("y",), ("scale", "index_offset")),
     "GatherRows": OpSpec(("x", "logit_rows"), ("y",)),
+    # Weight expressions
+    "Unpack": OpSpec(("raw",), ("codes",), ("layout",)),
+    "Quantize": OpSpec(("w", "scale", "offset?"), ("codes",), ("format", "group")),
+    "Dequantize": OpSpec(("codes", "scale", "offset?"), ("w",), ("format", "group")),
 }
 
 

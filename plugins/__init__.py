@@ -2,7 +2,7 @@
 
 from .defaults import default_registry
 from .registry import Registry
-from .tactic import Call, Context, Lowering, Op, Operand, Tactic, View, WeightUse
+from .tactic import Call, Context, Lowering, Op, Operand, Quant, Tactic, View, WeightUse
 from .targets import TARGETS, Target
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Lowering",
     "Op",
     "Operand",
+    "Quant",
     "Registry",
     "Tactic",
     "Target",

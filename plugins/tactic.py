@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..engines.program import ITEM_BYTES
+from ..engines.program import ITEM_BYTES, DType
 from .launch import KernelLaunch
 from .targets import Family, Target
 
@@ -29,18 +29,35 @@ Attr = bool | int | float | str | list[int] | list[float]
 
 
 @dataclass(frozen=True)
+class Quant:
+    """How a constant matrix [N, K] is quantized (docs/graph.md, "Quantized weights").
+
+    ``format`` of the codes; ``group`` inputs share a scale, 0: the whole row; ``columns``: which input each
+    column of codes multiplies, None: its own; ``scale_dtype``: what the scales are stored in.
+    """
+
+    format: Literal["int8", "int4", "fp8", "fp4"]
+    group: int
+    scale_dtype: Literal["f32", "f16"] = "f32"
+    has_offset: bool = False
+    columns: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Operand:
     """An operand or result of a graph op.
 
     ``constant``: a weight expression (checkpoint tensors, or numbers in the graph). ``values``: its numbers
-    where they are inlined in the graph.
+    where they are inlined in the graph. ``quant``: set where the expression is a quantized matrix; a tactic
+    that does not ask gets the numbers that the codes stand for.
     """
 
     name: str
     shape: Dims
-    dtype: Literal["f32", "i32", "bf16", "f16"] = "f32"
+    dtype: DType = "f32"
     constant: bool = False
     values: np.ndarray[Any, Any] | None = None
+    quant: Quant | None = None
 
     @property
     def scalar(self) -> float | None:
@@ -71,17 +88,25 @@ class Op:
         return operand
 
 
+#: Parts of a quantized matrix.
+QuantizedRole = Literal["codes", "scales", "offsets", "columns", "block_scales", "row_scales"]
+
+
 @dataclass(frozen=True)
 class WeightUse:
     """A weight as a kernel reads it.
 
     ``parts`` names one weight expression, or two that are interleaved by panels of 16 (gate, up).
     ``role``: "matrix" (build dtype; panels on host, plain on CUDA), "table" (build dtype, the layout is
-    free), "plain" (build dtype, row-major on every target), "vector" (always float32, row-major).
+    free), "plain" (build dtype, row-major on every target), "vector" (always float32, row-major). Of a
+    quantized matrix (``Operand.quant``): "codes", "scales" and "offsets" (panels on host, row-major on CUDA,
+    where gate's rows come before up's), "columns" (i32 [K]); "block_scales" (fp4 on CUDA:
+    u8 [N, G], e4m3 where 16 inputs share a scale, else e8m0) and "row_scales" (f32 [N]), whose product the
+    scales are.
     """
 
     parts: tuple[str, ...]
-    role: Literal["matrix", "table", "plain", "vector"]
+    role: Literal["matrix", "table", "plain", "vector"] | QuantizedRole
 
 
 @dataclass(frozen=True)
@@ -134,6 +159,8 @@ class Context:
             in float32).
         kv: where the cache's layers lie; None on host.
         prefill_tile: rows of a query tile (symbol P); 0 on host.
+        activations: "auto" lets products of weights alone (``x_format`` "") round their x to int8 where that
+            is faster; "full" forbids it.
     """
 
     target: Target
@@ -141,6 +168,7 @@ class Context:
     limits: Limits
     kv: KvLayout | None = None
     prefill_tile: int = 0
+    activations: Literal["auto", "full"] = "auto"
 
 
 @dataclass(frozen=True)

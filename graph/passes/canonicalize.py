@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from .rewriter import (
     CASTIRON,
@@ -11,7 +10,6 @@ from .rewriter import (
     PassContext,
     Rewriter,
     Tensor,
-    dtype_name,
     is_inline,
     optional_input,
     produced_by,
@@ -62,11 +60,9 @@ def _one_plus(rewriter: Rewriter, node: Node) -> bool:
     weight = optional_input(node, 1)
     if weight is not None:
         one = rewriter.constant(np.ones(1, np.float32), "one")
-        if dtype_name(weight) != "float32":
-            # ONNX adds equal types only
-            to = {"to": int(onnx.TensorProto.FLOAT)}
-            weight = rewriter.op("Cast", [weight], shape_of(weight), attrs=to, hint=f"{weight.name}.float32")
-        node.inputs[1] = rewriter.op("Add", [weight, one], shape_of(weight), hint=f"{weight.name}.one_plus")
+        node.inputs[1] = rewriter.op(
+            "Add", [rewriter.float32(weight), one], shape_of(weight), hint=f"{weight.name}.one_plus"
+        )
     node.attrs["one_plus"] = 0
     return True
 

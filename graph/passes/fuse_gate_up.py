@@ -11,6 +11,7 @@ from .rewriter import (
     last_axis_range,
     optional_input,
     produced_by,
+    rounding_of,
     shape_of,
 )
 
@@ -39,6 +40,7 @@ def _fuse(rewriter: Rewriter, node: Node, activation: Node, up: Tensor) -> bool:
         gate_half is None
         or up_half is None
         or gate_half.x is not up_half.x
+        or rounding_of(gate_half.linear) != rounding_of(up_half.linear)
         or gate_half.width != up_half.width
     ):
         return False
@@ -49,7 +51,7 @@ def _fuse(rewriter: Rewriter, node: Node, activation: Node, up: Tensor) -> bool:
         "GatedLinear",
         [gate_half.x, gate_half.weight(), up_half.weight(), gate_half.bias(), up_half.bias()],
         shape_of(output),
-        attrs={"activation": activation.attrs["fn"]},
+        attrs={"activation": activation.attrs["fn"], **rounding_of(gate_half.linear)},
         domain=CASTIRON,
         hint=f"{output.name}.gated",
     )

@@ -14,6 +14,7 @@ from .rewriter import (
     dtype_name,
     optional_input,
     producer,
+    rounding_of,
     shape_of,
 )
 
@@ -35,12 +36,17 @@ def fuse_qkv(rewriter: Rewriter, ctx: PassContext) -> int:
             linear = _linear_behind(tensor)
             if linear is not None and not any(linear is other for other in linears):
                 linears.append(linear)
-        siblings = [n for n in linears if n.inputs[0] is linears[0].inputs[0]] if linears else []
+        siblings = [n for n in linears if _alike(n, linears[0])]
         if len(siblings) > 1 and all(_plain(rewriter, n) for n in siblings):
             _join(rewriter, siblings)
             applied += 1
     rewriter.tidy()
     return applied
+
+
+def _alike(node: Node, first: Node) -> bool:
+    """Whether both products read the same x and round it in the same way."""
+    return node.inputs[0] is first.inputs[0] and rounding_of(node) == rounding_of(first)
 
 
 def _sources(rewriter: Rewriter, write: Node) -> list[Tensor]:
@@ -96,6 +102,7 @@ def _join(rewriter: Rewriter, linears: list[Node]) -> None:
         "Linear",
         [x, weight, bias],
         [rows, sum(widths)],
+        attrs=rounding_of(linears[0]),
         domain=CASTIRON,
         hint=f"{linears[0].outputs[0].name}.qkv",
     )

@@ -15,6 +15,7 @@ from ..ops import check_vocabulary
 from .canonicalize import canonicalize
 from .clean_up import clean_up
 from .drop_batch import drop_batch
+from .fold_input_scale import fold_input_scale
 from .fold_partial_rope import fold_partial_rope
 from .fuse_activation import fuse_activation
 from .fuse_embedding import fuse_embedding
@@ -25,6 +26,8 @@ from .fuse_residual_norm import fuse_residual_norm
 from .fuse_scale import fuse_scale
 from .gather_last_tokens import gather_last_tokens
 from .pack_attention import pack_attention
+from .quantize_cache import quantize_cache
+from .quantize_linears import quantize_linears
 from .replace_patterns import replace_patterns
 from .rewriter import PassContext, Rewriter
 from .tabulate_positions import tabulate_positions
@@ -35,11 +38,13 @@ Pass: TypeAlias = Callable[[Rewriter, PassContext], int]
 PASSES: tuple[Pass, ...] = (
     clean_up,
     canonicalize,
+    quantize_linears,
     tabulate_positions,
     clean_up,
     fold_partial_rope,
     clean_up,
     pack_attention,
+    quantize_cache,
     clean_up,
     drop_batch,
     clean_up,
@@ -51,6 +56,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_scale,
     fuse_residual,
     gather_last_tokens,
+    fold_input_scale,
     fuse_residual_norm,
     clean_up,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues  # type: ignore[import-untype
 from castiron.errors import BuildError
 
 from ..custom import Pattern
+from ..quant_plan import QuantPlan, TensorRef
 
 # Its warnings (a missing package for colours, bfloat16 kept as it is) tell a user nothing.
 gs.logger.G_LOGGER.severity = gs.logger.G_LOGGER.ERROR
@@ -39,11 +40,12 @@ class PassContext:
     """What passes may know about the engine to be built.
 
     ``max_seq_len``: positions run from 0 to ``max_seq_len - 1``; tables are evaluated for these.
-    ``patterns``: of plugins, in the order of their registration.
+    ``patterns``: of plugins, in the order of their registration. ``quantization``: empty leaves all as it is.
     """
 
     max_seq_len: int
     patterns: tuple[Pattern, ...] = ()
+    quantization: QuantPlan = field(default_factory=QuantPlan)
 
 
 def shape_of(tensor: Tensor) -> Shape:
@@ -98,6 +100,11 @@ def optional_input(node: Node, index: int) -> Tensor | None:
     return None
 
 
+def rounding_of(node: Node) -> dict[str, Any]:
+    """The attributes of a Linear or GatedLinear that say how it rounds x."""
+    return {name: node.attrs[name] for name in ("x_format", "x_group", "x_scale") if name in node.attrs}
+
+
 def dtype_name(tensor: Tensor) -> str:
     """Numpy name of the element type ("float32", "int64", "bfloat16" ...)."""
     dtype = tensor.dtype
@@ -116,6 +123,7 @@ class Rewriter:
         """Go on with another graph, one that a tool outside graphsurgeon has rewritten."""
         self.graph = graph
         self._names = set(graph.tensors().keys()) | {node.name for node in graph.nodes}
+        self._stored: dict[str, Tensor] = {}
 
     def export(self) -> onnx.ModelProto:
         """The graph as an ONNX model with the castiron domain declared."""
@@ -138,6 +146,18 @@ class Rewriter:
         """A new inlined constant; integer sequences become int64."""
         array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=np.int64)
         return gs.Constant(self.fresh(hint), np.ascontiguousarray(array))
+
+    def stored(self, ref: TensorRef) -> Tensor:
+        """The tensor of a file as an initializer that refers to it; the same one for the same name."""
+        if ref.name not in self._stored:
+            proto = onnx.TensorProto(name=self.fresh(ref.name), dims=ref.shape)
+            proto.data_type = onnx.helper.np_dtype_to_tensor_dtype(ref.dtype)
+            proto.data_location = onnx.TensorProto.EXTERNAL
+            place = {"location": str(ref.file), "offset": str(ref.offset), "length": str(ref.nbytes)}
+            for key, value in place.items():
+                proto.external_data.add(key=key, value=value)
+            self._stored[ref.name] = gs.Constant(proto.name, LazyValues(proto))
+        return self._stored[ref.name]
 
     def op(
         self,
@@ -174,6 +194,13 @@ class Rewriter:
         node = gs.Node(op, self.fresh(f"{stem}_node"), dict(attrs or {}), operands, outputs, domain or None)
         self.graph.nodes.append(node)
         return outputs
+
+    def float32(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a Cast of it: standard ops want operands of one type."""
+        if dtype_name(tensor) == "float32":
+            return tensor
+        to = {"to": int(onnx.TensorProto.FLOAT)}
+        return self.op("Cast", [tensor], shape_of(tensor), attrs=to, hint=f"{tensor.name}.float32")
 
     def reshape(self, tensor: Tensor, shape: Sequence[int | str], hint: str = "reshape") -> Tensor:
         """Reshape to a recorded shape with at most one symbolic size."""

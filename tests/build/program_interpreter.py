@@ -13,17 +13,32 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from castiron.engines.program import Program, Step, Value, Weight
+from castiron.graph.fake_quant import fake_quantize
 
 Array = np.ndarray[Any, Any]
 
 
+#: Elements as they are stored; codes of four bits are bytes first.
+DTYPES = {
+    "f32": np.float32,
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "i8": np.int8,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "i4": np.uint8,
+    "f4e2m1": np.uint8,
+    "i32": np.int32,
+}
+
+
 def unpack(weight: Weight, data: bytes) -> Array:
-    """The logical tensor, from the stored bytes of its layout."""
-    dtype = np.dtype(ml_dtypes.bfloat16 if weight.dtype == "bf16" else np.float32)
-    flat = np.frombuffer(data, dtype)
+    """The logical tensor, from the stored bytes of its layout; codes become the numbers they stand for."""
+    flat = np.frombuffer(data, np.dtype(DTYPES[weight.dtype]))
     if weight.layout == "plain":
         return flat[: int(np.prod(weight.shape))].reshape(weight.shape).astype(np.float32)
     n, k = weight.shape
+    if weight.layout.startswith("panel16x4"):
+        return _unpack_quads(flat, weight)[:n, :k]
     panels = -(-n // 16)
     if weight.layout == "panel16":
         matrix = flat[: panels * k * 16].reshape(panels, k, 16).transpose(0, 2, 1).reshape(panels * 16, k)
@@ -32,6 +47,22 @@ def unpack(weight: Weight, data: bytes) -> Array:
         cut = flat[: panels * pairs * 32].reshape(panels, pairs, 16, 2)
         matrix = cut.transpose(0, 2, 1, 3).reshape(panels * 16, pairs * 2)
     return matrix[:n, :k].astype(np.float32)
+
+
+def _unpack_quads(flat: Array, weight: Weight) -> Array:
+    panels, quads = -(-weight.shape[0] // 16), -(-weight.shape[1] // 4)
+    if weight.layout == "panel16x4":
+        cut = flat[: panels * quads * 64].astype(np.float32).reshape(panels, quads, 16, 4)
+    else:
+        both = flat[: panels * quads * 32].reshape(panels, quads, 8, 4)
+        codes = np.concatenate([both & 15, both >> 4], 2)
+        if weight.dtype == "i4":
+            cut = codes.astype(np.float32) - 8
+        else:
+            # Four bits are the upper half of no float type of numpy's: the standard's table by itself
+            magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+            cut = magnitudes[codes & 7] * np.where(codes & 8, np.float32(-1), np.float32(1))
+    return cut.transpose(0, 2, 1, 3).reshape(panels * 16, quads * 4)
 
 
 class Interpreter:
@@ -160,6 +191,44 @@ def _gated_linear(run: Interpreter, step: Step, x: list[Array], w: list[Array]) 
     return [gated.reshape(len(y), -1)[:, :width]]
 
 
+def _dequantized(step: Step, w: list[Array]) -> tuple[Array, list[Array]]:
+    """The matrix that codes and scales stand for, columns in the order of x, and the weights behind it."""
+    rest = list(w)
+    codes, scales = rest.pop(0), rest.pop(0)
+    group = step.attrs["group"] or codes.shape[1]
+    wide = [np.repeat(_wide(scales), group, 1)]
+    if step.attrs["has_offsets"]:
+        wide.append(np.repeat(_wide(rest.pop(0)), group, 1))
+    matrix = _wide(codes) * wide[0][:, : codes.shape[1]]
+    matrix = matrix + wide[1][:, : codes.shape[1]] if len(wide) == 2 else matrix
+    if step.attrs["has_columns"]:
+        straight = np.empty_like(matrix)
+        straight[:, rest.pop(0).astype(np.int64)] = matrix
+        matrix = straight
+    return matrix, rest
+
+
+def _rounded(step: Step, x: Array) -> Array:
+    form = step.attrs["x_format"]
+    scale = float(step.attrs["x_scale"])
+    return fake_quantize(x, "" if form == "float" else form, step.attrs["x_group"], scale)
+
+
+def _quantized(kernel: Any) -> Any:
+    """A kernel of ``_linear``'s kind over the matrix that the codes stand for.
+
+    Columns are put in order before x is rounded: right as long as a group of x holds the same numbers, that
+    is for x_group 0 or columns in order.
+    """
+
+    def run(run: Interpreter, step: Step, x: list[Array], w: list[Array]) -> list[Array]:
+        matrix, rest = _dequantized(step, w)
+        rounded: list[Array] = kernel(run, step, [_rounded(step, x[0]), *x[1:]], [matrix, *rest])
+        return rounded
+
+    return run
+
+
 def _normalize(x: Array, step: Step, w: list[Array], center: bool) -> Array:
     group = step.attrs.get("group", x.shape[1])
     y = _wide(x).reshape(len(x), -1, group)
@@ -207,17 +276,25 @@ def _rope(run: Interpreter, step: Step, x: list[Array], w: list[Array]) -> list[
 
 def _store(run: Interpreter, step: Step, k: Array, v: Array) -> None:
     attrs = step.attrs
-    dtype = run.program.kv_layers[attrs["layer"]].dtype
-    stored = np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(np.float32)
-    new = [
-        t.reshape(len(t), attrs["kv_heads"], attrs[size]).astype(stored).astype(np.float32)
-        for t, size in ((k, "head_dim"), (v, "v_head_dim"))
+    layer = run.program.kv_layers[attrs["layer"]]
+    heads = [
+        (t.reshape(len(t), attrs["kv_heads"], attrs[size]), scales)
+        for t, size, scales in ((k, "head_dim", layer.k_scale), (v, "v_head_dim", layer.v_scale))
     ]
+    new = [_as_cached(t, layer.dtype, scales) for t, scales in heads]
     old = run.cache.get(attrs["layer"])
     held = (
         new if old is None else [np.concatenate([o[: run.length], n]) for o, n in zip(old, new, strict=True)]
     )
     run.cache[attrs["layer"]] = (held[0], held[1])
+
+
+def _as_cached(x: Array, dtype: str, scales: list[float]) -> Array:
+    """[T, heads, D] as the cache gives it back."""
+    if dtype in ("f32", "bf16"):
+        return x.astype(np.dtype(DTYPES[dtype])).astype(np.float32)
+    by_head = np.asarray(scales or [1.0] * x.shape[1], np.float32)[:, None]
+    return fake_quantize(x / by_head, {"i8": "int8", "f8e4m3": "fp8"}[dtype], x_scale=1.0) * by_head
 
 
 def _rope_write_kv(run: Interpreter, step: Step, x: list[Array], w: list[Array]) -> list[Array]:
@@ -294,6 +371,8 @@ KERNELS: dict[str, Callable[[Interpreter, Step, list[Array], list[Array]], list[
     "embedding": _embedding,
     "linear": _linear,
     "gated_linear": _gated_linear,
+    "quantized_linear": _quantized(_linear),
+    "quantized_gated_linear": _quantized(_gated_linear),
     "rms_norm": _norm(center=False, add=False),
     "add_rms_norm": _norm(center=False, add=True),
     "layer_norm": _norm(center=True, add=False),
