@@ -11,6 +11,7 @@ import numpy.typing as npt
 from castiron.errors import BuildError
 
 from ..engines.program import Layout, WeightDType
+from ..engines.weights_file import WORD_RUNS
 from ..graph.weights import QuantizedParts, WeightExpr
 from .block_scales import e4m3_scales, e8m0_scales
 from .packed import CHUNK_BYTES, PANEL, Packed, as_bytes, panel_count
@@ -36,21 +37,24 @@ class CodeSource(Packed):
         self._halves = dtype in _ZERO
         layout: Layout = "panel16x4n" if self._halves else "panel16x4"
         if not panels:
-            layout = "pairs16" if self._halves else "plain"
+            layout = "words" if self._halves else "plain"
         super().__init__(name, dtype, layout, _shape(name, self._codes, panels=panels))
 
     def chunks(self) -> Iterator[memoryview]:
         """See ``Packed.chunks``."""
-        if self.layout in ("plain", "pairs16"):
-            yield from _row_chunks(self._codes, self._pairs if self._halves else as_bytes)
+        if self.layout in ("plain", "words"):
+            yield from _row_chunks(self._codes, self._words if self._halves else as_bytes)
         else:
             yield from _panel_chunks(self._codes, self.shape[1], self._panels)
         if self.padding:
             yield memoryview(bytes(self.padding))
 
-    def _pairs(self, codes: Array) -> memoryview:
-        """Rows of half bytes, in runs of 16 inputs the first eight low."""
-        low, high = self._nibbles(codes, 16).reshape(len(codes), -1, 2, 8).transpose(2, 0, 1, 3)
+    def _words(self, codes: Array) -> memoryview:
+        """Rows [n, K] of half bytes in words."""
+        run = WORD_RUNS[self.dtype]
+        inputs = self._nibbles(codes, run).reshape(len(codes), -1, 4, run // 8, 2)
+        # Input i·R/4 + 2j + p: half byte 4p + i of word j, that is half i % 2 of byte 2p + i // 2.
+        low, high = inputs.transpose(0, 1, 3, 4, 2).reshape(len(codes), -1, 2).transpose(2, 0, 1)
         return as_bytes(low | (high << np.uint8(4)))
 
     def _panels(self, codes: Array) -> Array:

@@ -39,14 +39,16 @@ ITEM_BYTES: Mapping[str, int] = {
 BLOCK_TOKENS = 32
 #: How a weight lies in memory. K: input features, N: output features; both zero-padded up.
 #: plain        row-major, ``shape`` as given
-#: pairs16      i4 or f4e2m1 [N][ceil(K/16)][8]: byte j of a run of 16 inputs holds input j low, j + 8 high
+#: words        i4 or f4e2m1 [N][ceil(K/R)][R/2], runs of R = 32 (i4) or 16 inputs as R/8 little-endian 32-bit
+#:              words: half byte h of word j is input (h % 4)·R/4 + 2j + h/4 of the run, so that one mask and
+#:              shift of a word gives a pair of neighbours in 16 bits each
 #: panel16      f32 or f16 [ceil(N/16)][K][16]
 #: panel16x2    bf16 [ceil(N/16)][ceil(K/2)][16][2]: a pair of inputs side by side for each of 16 outputs
 #: panel16x4    i8 or f8e4m3 [ceil(N/16)][ceil(K/4)][16][4]
 #: panel16x4n   i4 or f4e2m1 [ceil(N/16)][ceil(K/4)][32]: the low half of byte j is of output j / 4 and input
 #:              j % 4, the high half of output 8 + j / 4.
 #: An i4 half byte is the code plus 8. Inputs and outputs behind the last are codes of 0.
-Layout = Literal["plain", "pairs16", "panel16", "panel16x2", "panel16x4", "panel16x4n"]
+Layout = Literal["plain", "words", "panel16", "panel16x2", "panel16x4", "panel16x4n"]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 Count = Annotated[int, Field(ge=0, le=1 << 48)]
 Attr = bool | int | float | str | list[int] | list[float]

@@ -37,12 +37,14 @@ CODES = {
 }
 #: What each layout but the plain one may hold; codes of four bits are never plain.
 MATRIX_DTYPES: Mapping[str, tuple[str, ...]] = {
-    "pairs16": ("i4", "f4e2m1"),
+    "words": ("i4", "f4e2m1"),
     "panel16": ("f32", "f16"),
     "panel16x2": ("bf16",),
     "panel16x4": ("i8", "f8e4m3"),
     "panel16x4n": ("i4", "f4e2m1"),
 }
+#: Inputs of a run of layout "words".
+WORD_RUNS: Mapping[str, int] = {"i4": 32, "f4e2m1": 16}
 _SIZES = dict(CODES.values())
 
 
@@ -66,8 +68,9 @@ def stored_shape(weight: Weight) -> tuple[int, ...]:
     if weight.layout == "plain":
         return tuple(weight.shape)
     rows, columns = weight.shape
-    if weight.layout == "pairs16":
-        return (rows, -(-columns // 16), 8)
+    if weight.layout == "words":
+        run = WORD_RUNS[weight.dtype]
+        return (rows, -(-columns // run), run // 2)
     panels = -(-rows // 16)
     if weight.layout == "panel16":
         return (panels, columns, 16)

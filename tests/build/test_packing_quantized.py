@@ -40,9 +40,12 @@ def code_at(data: npt.NDArray[np.uint8], source: Packed, n: int, k: int) -> int:
     quads = -(-source.shape[1] // 4)
     if source.layout == "plain":
         return int(data[n * source.shape[1] + k])
-    if source.layout == "pairs16":
-        byte = data[(n * -(-source.shape[1] // 16) + k // 16) * 8 + k % 8]
-        return int(byte >> 4 if k % 16 >= 8 else byte & 15)
+    if source.layout == "words":
+        run = 32 if source.dtype == "i4" else 16
+        third, word, pair = k % run // (run // 4), k % run % (run // 4) // 2, k % 2
+        half = 4 * pair + third
+        byte = data[(n * -(-source.shape[1] // run) + k // run) * (run // 2) + 4 * word + half // 2]
+        return int(byte >> 4 if half % 2 else byte & 15)
     start = (n // 16 * quads + k // 4) * (64 if source.layout == "panel16x4" else 32)
     if source.layout == "panel16x4":
         return int(data[start + n % 16 * 4 + k % 4])
