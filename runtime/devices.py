@@ -66,10 +66,13 @@ def choose_device(engine: Engine, device: str, probe: Mapping[str, Any]) -> Devi
     gpus = [Gpu(**entry) for entry in probe["devices"]]
     if wanted[1] is not None:
         gpus = [gpu for gpu in gpus if gpu.index == int(wanted[1])]
+    driver = int(probe["driver"])
+    runnable = [target for target in engine.targets if _needed_driver(engine, target) <= driver]
     for gpu in gpus:
-        target = match_target(engine.targets, gpu.compute_capability)
+        target = match_target(runnable, gpu.compute_capability)
         if target is not None:
-            return DeviceChoice(target, gpu, _reason(target, gpu))
+            better = match_target(engine.targets, gpu.compute_capability)
+            return DeviceChoice(target, gpu, _reason(target, gpu, _too_old(engine, better, target, driver)))
     missing = _why_no_gpu(engine, device, gpus, probe)
     if device == "auto" and "host" in engine.targets:
         only = engine.targets == ["host"]
@@ -94,7 +97,33 @@ def match_target(targets: Sequence[str], compute_capability: int) -> str | None:
     return f"compute_{max(usable)}" if usable else None
 
 
-def _reason(target: str, gpu: Gpu) -> str:
+def _needed_driver(engine: Engine, target: str) -> int:
+    """The oldest driver, as cuDriverGetVersion counts, that takes a program's machine code: one of the same
+    major version of CUDA as the compiler that made it. PTX is written for the oldest of all.
+    """
+    if _CUBIN.fullmatch(target) is None:
+        return 0
+    majors = [kernel.resources.get("cuda_major") for kernel in engine.program(target).kernels]
+    return 1000 * max((major for major in majors if isinstance(major, int)), default=0)
+
+
+def _too_old(engine: Engine, better: str | None, target: str, driver: int) -> str:
+    """Why ``better`` is not what runs; empty where it is."""
+    if better is None or better == target:
+        return ""
+    return (
+        f"the driver is of CUDA {_cuda(driver)} and the code for {better} needs CUDA "
+        f"{_cuda(_needed_driver(engine, better))}: update it for full speed"
+    )
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _reason(target: str, gpu: Gpu, too_old: str) -> str:
+    if too_old:
+        return too_old
     if target == f"sm_{gpu.compute_capability}":
         return "machine code for this very architecture"
     if target.startswith("sm_"):
@@ -108,6 +137,11 @@ def _reason(target: str, gpu: Gpu) -> str:
 def _why_no_gpu(engine: Engine, device: str, gpus: Sequence[Gpu], probe: Mapping[str, Any]) -> str:
     if gpus:
         found = ", ".join(map(str, gpus))
+        driver = int(probe["driver"])
+        for gpu in gpus:
+            target = match_target(engine.targets, gpu.compute_capability)
+            if target is not None:
+                return f"{_too_old(engine, target, '', driver)} ({found})"
         return f"it was built for {', '.join(engine.targets)}, and the machine has {found}"
     if probe["devices"]:
         return f"there is no GPU {device.removeprefix('cuda:')}; the driver shows {len(probe['devices'])}"
@@ -115,6 +149,8 @@ def _why_no_gpu(engine: Engine, device: str, gpus: Sequence[Gpu], probe: Mapping
 
 
 def _advice(engine: Engine, gpus: Sequence[Gpu]) -> str:
+    if gpus and match_target(engine.targets, gpus[0].compute_capability) is not None:
+        return "Update the driver, or rebuild the engine without --no-ptx"
     if gpus:
         return f"Rebuild it: {engine.rebuild_command} --target sm_{gpus[0].compute_capability}"
     if "host" in engine.targets:

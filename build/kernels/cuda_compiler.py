@@ -32,7 +32,10 @@ def compile_cuda(job: CudaJob) -> Compiled:
         hidden_pointers=0,
         scratch_bytes=0,
         has_dot=False,
-        resources=sass.usage(cubin, job.function, job.compute_capability),
+        resources={
+            **sass.usage(cubin, job.function, job.compute_capability),
+            "cuda_major": _cuda_major(),
+        },
     )
 
 
@@ -60,6 +63,13 @@ def _nvrtc(job: CudaJob, arch: str, form: str) -> bytes:
         return data
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _cuda_major() -> int:
+    """The CUDA version of NVRTC: drivers of an older major refuse its machine code."""
+    from cuda.bindings import nvrtc
+
+    return int(nvrtc.nvrtcVersion()[1])
 
 
 def _lower_isa(ptx: bytes) -> bytes:

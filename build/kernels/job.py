@@ -58,7 +58,8 @@ class Compiled:
         hidden_pointers: parameters behind the declared ones, all pointers, which get null.
         scratch_bytes: for each block, to which hidden pointer 0 points then (tensor descriptors).
         has_dot: the source asks for matrix products.
-        resources: what the machine code uses (``sass.usage``, then ``sass.instruction_mix`` too).
+        resources: what the machine code uses (``sass.usage``, then ``sass.instruction_mix`` too), and
+            "cuda_major", the CUDA version that made it.
     """
 
     function: str

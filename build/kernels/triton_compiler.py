@@ -59,8 +59,19 @@ def compile_triton(job: TritonJob) -> Compiled:
         hidden_pointers=_parameters(ptx) - len(types),
         scratch_bytes=metadata.global_scratch_size,
         has_dot="tt.dot" in compiled.asm["ttir"],
-        resources=sass.usage(cubin, metadata.name, job.compute_capability),
+        resources={
+            **sass.usage(cubin, metadata.name, job.compute_capability),
+            "cuda_major": _cuda_major(job.compute_capability),
+        },
     )
+
+
+def _cuda_major(compute_capability: int) -> int:
+    """The CUDA version of the assembler that Triton takes: drivers of an older major refuse its code."""
+    from triton import knobs
+
+    tool = knobs.nvidia.ptxas_blackwell if compute_capability >= 100 else knobs.nvidia.ptxas
+    return int(str(tool.version).split(".")[0])
 
 
 def _parameters(ptx: str) -> int:

@@ -28,11 +28,12 @@ def probe(*capabilities: int) -> dict[str, Any]:
     return {"devices": gpus, "driver": 13000, "error": ""}
 
 
-def engine(*targets: str) -> Any:
+def engine(*targets: str, cuda_major: int = 12) -> Any:
     def program(target: str) -> Any:
         if target not in targets:
             raise EngineError(f"no program for {target}")
-        return SimpleNamespace(target=target)
+        kernel = SimpleNamespace(resources={"cuda_major": cuda_major, "registers": 32})
+        return SimpleNamespace(target=target, kernels=[kernel])
 
     return SimpleNamespace(
         path=Path("my-engine"),
@@ -107,3 +108,21 @@ def test_an_index_beyond_the_gpus_is_refused() -> None:
 def test_an_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(EngineError, match="expected auto, host, cuda"):
         choose_device(engine("host"), device, NO_DRIVER)
+
+
+def test_a_driver_that_is_older_than_the_compiler_gets_ptx() -> None:
+    """Machine code runs on drivers of the major version of CUDA that made it; PTX is for the oldest."""
+    old = {**probe(100), "driver": 12080}
+    choice = choose_device(engine("sm_100", "compute_80", cuda_major=13), "auto", old)
+    assert choice.target == "compute_80"
+    assert "the driver is of CUDA 12.8 and the code for sm_100 needs CUDA 13.0" in choice.why
+    assert choose_device(engine("sm_100", "compute_80", cuda_major=13), "auto", probe(100)).target == "sm_100"
+    assert choose_device(engine("sm_100", "compute_80", cuda_major=12), "auto", old).target == "sm_100"
+
+
+def test_an_old_driver_and_no_ptx_is_told_what_to_do() -> None:
+    old = {**probe(100), "driver": 12080}
+    with pytest.raises(
+        EngineError, match=r"needs CUDA 13\.0.*Update the driver, or rebuild the engine without"
+    ):
+        choose_device(engine("sm_100", cuda_major=13), "cuda", old)
