@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,13 +35,52 @@ MAX_IMAGE_BYTES = 64 << 20
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
 
+class Programs(Mapping[str, Program]):
+    """The programs of an engine by target, each read and checked when it is first asked for."""
+
+    def __init__(
+        self, where: str, manifest: Manifest, entries: Mapping[str, TensorEntry], container: Container
+    ) -> None:
+        self._where, self._manifest, self._entries, self._container = where, manifest, entries, container
+        self._read: dict[str, Program] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manifest.targets)
+
+    def __len__(self) -> int:
+        return len(self._manifest.targets)
+
+    def __contains__(self, target: object) -> bool:
+        return target in self._manifest.targets
+
+    def __getitem__(self, target: str) -> Program:
+        if target not in self:
+            raise KeyError(target)
+        if target not in self._read:
+            self._read[target] = self._checked(target)
+        return self._read[target]
+
+    def _checked(self, target: str) -> Program:
+        name, manifest = f"{target}/program.json", self._manifest
+        data = self._container.read(name, _MAX_PROGRAM)
+        program = _validate(Program, data, f"{self._where}: {name}")
+        if program.target != target or program.limits != manifest.limits:
+            raise EngineError(f"{self._where}: the program for {target!r} contradicts config.json.")
+        if program.vocab_size != manifest.special_tokens.vocab_size:
+            raise EngineError(f"{self._where}: program and config.json disagree on the vocabulary size.")
+        check_program(program, self._entries, self._container.names)
+        return program
+
+
 @dataclass(frozen=True)
 class Engine:
-    """An opened engine: all but the weights' bytes and the golden outputs has been read and checked."""
+    """An opened engine: all but the weights' bytes and the golden outputs has been read and checked, or,
+    where it was opened so, is when it is used.
+    """
 
     path: Path
     manifest: Manifest
-    programs: Mapping[str, Program]
+    programs: Programs
     #: {weight name: where it lies in rank0.safetensors}
     entries: Mapping[str, TensorEntry]
     generation_config: Mapping[str, Any]
@@ -132,12 +171,13 @@ class Engine:
                 )
 
 
-def open_engine(path: str | os.PathLike[str]) -> Engine:
+def open_engine(path: str | os.PathLike[str], *, every_program: bool = True) -> Engine:
     """Open an engine folder.
 
     Checks the version first, then the manifest, presence and size of every file, the hashes of the small
     ones, the program and its fit to the weights' table. The bytes of the weights are checked by
-    ``Engine.check_hashes`` alone, so that opening takes milliseconds.
+    ``Engine.check_hashes`` alone, so that opening takes milliseconds. ``every_program`` false leaves the
+    programs of targets that are not asked for unread: a start needs one.
 
     Raises EngineError, and nothing else, whatever the folder holds.
     """
@@ -155,17 +195,10 @@ def open_engine(path: str | os.PathLike[str]) -> Engine:
         entries = read_header(folder / WEIGHTS_FILE)
     except OSError as error:
         raise EngineError(f"{folder / WEIGHTS_FILE} cannot be read ({error.strerror}).") from None
-    programs = {}
-    for target in manifest.targets:
-        program = _validate(
-            Program, container.read(f"{target}/program.json", _MAX_PROGRAM), f"{where}: {target}/program.json"
-        )
-        if program.target != target or program.limits != manifest.limits:
-            raise EngineError(f"{where}: the program for {target!r} contradicts config.json.")
-        if program.vocab_size != manifest.special_tokens.vocab_size:
-            raise EngineError(f"{where}: program and config.json disagree on the vocabulary size.")
-        check_program(program, entries, container.names)
-        programs[target] = program
+    programs = Programs(where, manifest, entries, container)
+    if every_program:
+        for target in programs:
+            programs[target]
     generation: dict[str, Any] = {}
     if "generation_config.json" in manifest.files:
         raw = read_bounded(folder / "generation_config.json", _MAX_MANIFEST)

@@ -149,7 +149,7 @@ def open_session(
     options = options or RuntimeOptions()
     if rank != 0:
         raise EngineError(f"rank is {rank!r}; this engine has rank 0 alone")
-    engine = open_engine(engine_dir)
+    engine = open_engine(engine_dir, every_program=False)
     options.check(engine)
     limits = engine.manifest.limits
     tokens = engine.manifest.special_tokens
