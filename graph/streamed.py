@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from castiron.errors import UnsupportedModelError
 
-from .checkpoint import Checkpoint, TensorInfo
+from .checkpoint import Checkpoint, Tensor
 
 #: Stored bytes read at a time; widened to float32 they take two to four times as much.
 _PIECE_BYTES: Final = 32 << 20
@@ -26,7 +26,7 @@ def as_torch(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def read_float32(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
+def read_float32(checkpoint: Checkpoint, tensor: Tensor) -> torch.Tensor:
     """A whole stored tensor in float32, widened piece by piece."""
     out = torch.empty(tensor.shape, dtype=torch.float32)
     if not tensor.shape:
@@ -44,10 +44,10 @@ class StreamedParameter(nn.Parameter):
     """
 
     checkpoint: Checkpoint
-    stored: TensorInfo
+    stored: Tensor
 
     @staticmethod
-    def over(checkpoint: Checkpoint, stored: TensorInfo) -> StreamedParameter:
+    def over(checkpoint: Checkpoint, stored: Tensor) -> StreamedParameter:
         """The parameter of a stored tensor."""
         # One number seen through zero strides: right shape and device, no memory
         empty = torch.empty(1).as_strided(stored.shape, (0,) * len(stored.shape))

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,13 @@ from castiron.errors import CheckpointError, UnsupportedModelError
 
 from ..custom import ModuleTakeover
 from ..export import Emitted, Resolve, StoredTensor, emit
+from ..quant_plan import QuantPlan
 from .attention import dispatch
 from .fake import build_fake_model
 from .gates import census, check_config, check_fields, check_modules, check_version
 from .layers import AttentionLayer, attention_layers
 from .numeric import compare
+from .quantized import put_quantized
 from .trace import Traced, trace
 from .twin import describe, is_small, structural_difference, twins
 
@@ -69,6 +71,8 @@ class Capture:
     config: Any
     layers: tuple[AttentionLayer, ...]
     report: CaptureReport
+    #: Of a quantized checkpoint: what its products round x to, and its cache's format and scales.
+    quantization: QuantPlan = field(default_factory=QuantPlan)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,10 @@ def capture(
                 idle[stored] = f"parameter {name} plays no part in the logits"
     account = ck.account(used, idle)
     captured.report.ignored.update(account.ignored)
-    return captured
+    if ck.quantization is None:
+        return captured
+    # Last: until here a quantized parameter is a float32 tensor like any other, for every check.
+    return replace(captured, quantization=put_quantized(captured.model, ck.quantization, captured.layers))
 
 
 def capture_config(

@@ -119,9 +119,15 @@ def structural_difference(model: onnx.ModelProto, twin: onnx.ModelProto) -> str 
 
 
 def _layers(model: onnx.ModelProto) -> dict[int, list[tuple[object, ...]]]:
-    """Ops by layer: nodes whose module path has a number; -1 for those around the layers."""
+    """Ops by layer: nodes whose module path has a number; -1 for those around the layers.
+
+    A cast of a stored weight is left out: it tells how the weight is stored, and a twin's are float32.
+    """
     layers: dict[int, list[tuple[object, ...]]] = {}
+    stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
+        if node.op_type == "Cast" and node.input[0] in stored:
+            continue
         found = re.search(r"\.(\d+)/", node.name)
         kinds = tuple((a.name, helper.get_attribute_value(a)) for a in node.attribute if a.name in _KINDS)
         path = re.sub(r"_\d+$", "", node.name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from ..files import FileReader
 from .config import eos_token_ids, read_config, read_generation_config
 from .locate import locate
 from .names import ModelNames, ignorable_reason, model_names, renamed, spellings
+from .quantized import QuantizedTensor, Read, read_quantized
 from .safetensors_file import TensorInfo
 from .shards import read_shards
 
@@ -28,6 +29,10 @@ from .shards import read_shards
 _COMPARE_BYTES: Final = 8 << 20
 #: What a parameter may be stored as; anything narrower needs scales, which quantized checkpoints keep apart.
 _WEIGHT_DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
+
+
+#: A stored tensor, or the float32 parameter that several stored tensors stand for.
+Tensor: TypeAlias = TensorInfo | QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ class Checkpoint:
     ``source``      what the user named (folder, GGUF file or hub id)
     ``folder``      the folder that is read: the source, or its converted form
     ``config``      config.json, ``generation_config`` likewise ({} when there is none)
-    ``tensors``     every stored tensor that counts, by stored name
+    ``tensors``     every stored tensor that counts, by stored name; of a quantized parameter, which is stored
+                    as codes, scales and more, one float32 tensor "<module>.weight" in their place
+    ``quantization``  what a quantized checkpoint says of itself, None of another
     ``eos_token_ids``  every token that ends a sequence
     ``notes``       sentences for the user: files left out, conversions, ties
     """
@@ -54,11 +61,14 @@ class Checkpoint:
         self.folder = folder
         self.config: Mapping[str, Any] = MappingProxyType(read_config(folder))
         self.generation_config: Mapping[str, Any] = MappingProxyType(read_generation_config(folder))
-        shards = read_shards(folder)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(shards.tensors)
-        self.eos_token_ids, eos_notes = eos_token_ids(self.config, self.generation_config)
-        self.notes: list[str] = [*notes, *shards.notes, *eos_notes]
         self._files = FileReader()
+        shards = read_shards(folder)
+        self.quantization = read_quantized(folder, self.config, shards.tensors, self._files)
+        self.tensors: Mapping[str, Tensor] = MappingProxyType(_parameters(shards.tensors, self.quantization))
+        self._stored = _files_of(shards.tensors, self.quantization)
+        self.eos_token_ids, eos_notes = eos_token_ids(self.config, self.generation_config)
+        told = self.quantization.notes if self.quantization else ()
+        self.notes: list[str] = [*notes, *shards.notes, *told, *eos_notes]
 
     @classmethod
     def open(cls, source: str | Path) -> Checkpoint:
@@ -84,7 +94,7 @@ class Checkpoint:
 
     # -- tensors ---------------------------------------------------------------------------------------------
 
-    def info(self, name: str) -> TensorInfo:
+    def info(self, name: str) -> Tensor:
         """The stored tensor ``name``."""
         try:
             return self.tensors[name]
@@ -102,10 +112,14 @@ class Checkpoint:
     ) -> npt.NDArray[Any]:
         """Rows ``[start, stop)`` of axis 0, in the stored dtype; the whole tensor by default.
 
+        Of a quantized parameter: the dequantized numbers.
+
         ``out`` is a C-contiguous array of the right dtype and of at least the size needed; its beginning is
         filled and returned as a view, so that one buffer serves many reads.
         """
         tensor = self.info(name)
+        if isinstance(tensor, QuantizedTensor):
+            return _made_rows(tensor, start, stop, out)
         if not tensor.shape:
             if start is not None or stop is not None:
                 raise ValueError(f"{name} is a scalar; it has no rows")
@@ -145,11 +159,15 @@ class Checkpoint:
         from transformers import AutoConfig  # imports torch's neighbourhood; only builds come here
 
         try:
-            return AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # transformers raises many kinds on a config it does not like
             raise UnsupportedModelError(
                 f"{self.folder / 'config.json'}: transformers rejects it: {_first_line(error)}"
             ) from error
+        for name in ("quantization_config", "compression_config"):  # ours to read: see ``quantization``
+            if hasattr(config, name):
+                delattr(config, name)
+        return config
 
     @cached_property
     def model_class(self) -> type[Any]:
@@ -174,7 +192,7 @@ class Checkpoint:
     def _stored_by_parameter(self) -> dict[str, str]:
         return renamed(self.tensors, self.names)
 
-    def _lookup(self, parameter: str) -> TensorInfo | None:
+    def _lookup(self, parameter: str) -> Tensor | None:
         for spelling in spellings(parameter, self.names.base_prefix):
             stored = self._stored_by_parameter.get(spelling)
             if stored is not None:
@@ -215,7 +233,7 @@ class Checkpoint:
         """Whether the head is the embedding; decided from the config and the tensors."""
         return bool(self._tie_partners)
 
-    def resolve(self, parameter: str) -> TensorInfo:
+    def resolve(self, parameter: str) -> Tensor:
         """The stored tensor behind a parameter or persistent buffer of the transformers model.
 
         Takes transformers' renamings, a left-out base-model prefix and ties into account. Of a tied pair both
@@ -230,8 +248,9 @@ class Checkpoint:
             if found is not None:
                 if found.dtype.name not in _WEIGHT_DTYPES:
                     raise CheckpointError(
-                        f"{self.folder}: tensor {found.name!r} is stored as {found.dtype.name}; expected "
-                        f"one of {', '.join(_WEIGHT_DTYPES)}. Use the unquantized checkpoint of the model."
+                        f"{self.folder}: tensor {found.name!r} is stored as {found.dtype.name}, and neither "
+                        f"config.json nor a scale beside it says what that means; expected one of "
+                        f"{', '.join(_WEIGHT_DTYPES)}. Config or weights are incomplete: download them again."
                     )
                 return found
         wanted = " or ".join(map(repr, candidates))
@@ -241,7 +260,7 @@ class Checkpoint:
             f"{close}. The checkpoint is incomplete, or config.json belongs to another model."
         )
 
-    def resolve_like(self, parameter: str, shape: Collection[int]) -> TensorInfo:
+    def resolve_like(self, parameter: str, shape: Collection[int]) -> Tensor:
         """``resolve``, and ``CheckpointError`` if the stored tensor has another shape than the model's."""
         stored = self.resolve(parameter)
         if stored.shape != tuple(shape):
@@ -296,7 +315,7 @@ class Checkpoint:
                 copies[stored.name] = f"copy of the tied {kept.name}"
         return copies
 
-    def _equal(self, first: TensorInfo, second: TensorInfo) -> bool:
+    def _equal(self, first: Tensor, second: Tensor) -> bool:
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
         return all(
@@ -310,12 +329,49 @@ class Checkpoint:
     def fingerprint(self) -> str:
         """sha256 over the config and every tensor's name, dtype, shape and place; weights are not read."""
         digest = hashlib.sha256(json.dumps(dict(self.config), sort_keys=True).encode())
-        for name in sorted(self.tensors):
-            tensor = self.tensors[name]
+        for name, tensor in sorted(self._stored.items()):
             digest.update(
                 repr((name, tensor.dtype.name, tensor.shape, tensor.file.name, tensor.offset)).encode()
             )
         return digest.hexdigest()
+
+
+def _parameters(stored: Mapping[str, TensorInfo], quantized: Read | None) -> dict[str, Tensor]:
+    """Tensors by the names of parameters: quantized ones in place of what they are made of."""
+    if quantized is None:
+        return dict(stored)
+    made = {tensor.name: tensor for tensor in quantized.tensors}
+    used = quantized.used.union(*({part.name for part in tensor.sources} for tensor in quantized.tensors))
+    clash = sorted(made.keys() & stored.keys() - used)
+    if clash:
+        raise CheckpointError(
+            f"parameter {clash[0]!r} is stored twice: as it is, and as codes. Keep one of them."
+        )
+    return {**{name: tensor for name, tensor in stored.items() if name not in used}, **made}
+
+
+def _files_of(stored: Mapping[str, TensorInfo], quantized: Read | None) -> dict[str, TensorInfo]:
+    """Every tensor that lies in a file, those of a GGUF file included."""
+    sources = [part for tensor in quantized.tensors for part in tensor.sources] if quantized else []
+    return {**{tensor.name: tensor for tensor in sources}, **stored}
+
+
+def _made_rows(
+    tensor: QuantizedTensor, start: int | None, stop: int | None, out: npt.NDArray[Any] | None
+) -> npt.NDArray[Any]:
+    rows = tensor.shape[0]
+    start, stop = 0 if start is None else start, rows if stop is None else stop
+    if not 0 <= start <= stop <= rows:
+        raise ValueError(f"{tensor.name} has {rows} rows; asked for [{start}, {stop})")
+    shape = (stop - start, *tensor.shape[1:])
+    count = int(np.prod(shape, dtype=np.int64))
+    if out is None:
+        out = np.empty(shape, tensor.dtype)
+    elif out.dtype != tensor.dtype or out.size < count or not out.flags.c_contiguous:
+        raise ValueError(f"{tensor.name}: out must be contiguous float32 of at least {count} elements")
+    out = out.reshape(-1)[:count].reshape(shape)
+    tensor.expr.fill(start, stop, out)
+    return out
 
 
 def _some(names: list[str]) -> str:

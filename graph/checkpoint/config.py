@@ -26,19 +26,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config; quantized checkpoints are refused."""
+    """The model's config."""
     config = read_json_object(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(
             f"{folder / 'config.json'}: 'model_type' is {config.get('model_type')!r}, expected the name of a "
             "transformers architecture such as 'llama'."
-        )
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else "?"
-        raise CheckpointError(
-            f"{folder}: the checkpoint is quantized (quant_method {method!r}); this version builds from "
-            "float32, float16 and bfloat16 weights. Use the unquantized checkpoint of the model."
         )
     return config
 

@@ -18,7 +18,7 @@ from castiron.errors import CheckpointError
 from .safetensors_file import DTYPES, write_safetensors
 
 #: Part of the cache key: raise it when a converter writes something else than before.
-_VERSION: Final = 1
+_VERSION: Final = 2
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 

@@ -1,7 +1,8 @@
 """GGUF files: loaded by transformers, written as a Hugging Face folder without losing a bit.
 
-Dequantized weights are numbers that bfloat16 cannot hold, so they are kept in float32; the dtype of an engine
-is decided by the build, not here. The whole model is in memory once, in float32.
+Quantized matrices stay in the GGUF file: the folder says where (``quantized/gguf.py``). What cannot be told
+there (other types of blocks, transposed matrices) is kept dequantized, in float32 where bfloat16 does not
+hold the numbers. The whole model is in memory once, in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from unittest import mock
 from castiron.errors import CheckpointError
 
 from .converted import converted, copy_companions, save_tensors
+from .gguf_blocks import find_blocks
 from .gguf_tokenizer import save_tokenizer
+from .quantized.gguf import write_table
 from .shards import SINGLE
 
 
@@ -38,7 +41,13 @@ def convert_gguf(file: Path) -> tuple[Path, tuple[str, ...]]:
             else:
                 save_tokenizer(file, target)  # first: it is quick, and it is what may be refused
             model = _load(file)
-        save_tensors(target / SINGLE, _without_tied_copies(model))
+        parameters = _without_tied_copies(model)
+        blocks, orders = find_blocks(file, parameters)
+        if blocks:
+            write_table(target, file, blocks, orders)
+        save_tensors(
+            target / SINGLE, {name: tensor for name, tensor in parameters.items() if name not in blocks}
+        )
         config = model.config.to_dict()
         config.pop("quantization_config", None)
         config["architectures"] = [type(model).__name__]

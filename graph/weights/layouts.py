@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from castiron.errors import BuildError
 
-from .formats import powers_of_two
+from .formats import powers_of_two, values
 
 Array = npt.NDArray[Any]
 
@@ -104,12 +104,9 @@ def _row_pairs(raw: Array) -> Array:
     return ((codes ^ np.uint8(8)) - np.uint8(8)).view(np.int8).reshape(-1, raw.shape[1])
 
 
-def _bits(raw: Array) -> Array:
-    return raw.view(np.uint8)
-
-
 _U8: Final = np.dtype(np.uint8)
 _I8: Final = np.dtype(np.int8)
+_F32: Final = np.dtype(np.float32)
 #: Places of AWQ's eight codes in a word (AutoAWQ, gemm version).
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -125,6 +122,6 @@ TOOL_LAYOUTS: Final[dict[str, Layout]] = {
     "int8_words_down": _down(8, 128),
     "int4_row_pairs": Layout(("uint8",), _row_pairs, _I8, rows_out=2),
     "fp4_pairs": Layout(("uint8",), _byte_pairs, _U8, columns_out=2),
-    "fp8_bits": Layout(("float8_e4m3fn",), _bits, _U8),
-    "e8m0": Layout(("uint8",), powers_of_two, np.dtype(np.float32)),
+    "e4m3": Layout(("uint8",), lambda raw: values(raw, "fp8"), _F32),
+    "e8m0": Layout(("uint8",), powers_of_two, _F32),
 }

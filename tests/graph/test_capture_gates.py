@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zoo
-from castiron.graph import capture_config
+from castiron.graph import capture, capture_config
 from castiron.graph.capturing import api, attention, gates, numeric
 from castiron.graph.capturing.source_hash import body_hash, check_body
+from castiron.graph.checkpoint import Checkpoint
 from transformers import AutoConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -247,6 +249,14 @@ def test_large_models_are_checked_on_a_twin_of_the_same_make() -> None:
     assert report.checked_on.startswith("a twin with 2 layers")
     assert report.max_error is not None
     assert report.max_error < 1e-5
+
+
+def test_weights_stored_in_bfloat16_do_not_keep_a_large_model_from_its_twin(tmp_path: Path) -> None:
+    # The embedding's rows are widened in the graph, which a twin in float32 has no need of
+    config = {"num_hidden_layers": 13, "vocab_size": 4000}
+    zoo.make_checkpoint("llama", tmp_path, dtype=torch.bfloat16, **config)
+    report = capture(Checkpoint.open(tmp_path)).report
+    assert report.checked_on.startswith("a twin with 2 layers")
 
 
 def test_missing_and_misshapen_tensors_are_named() -> None:

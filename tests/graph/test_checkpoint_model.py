@@ -216,12 +216,6 @@ def test_an_end_of_sequence_id_outside_the_vocabulary_is_left_out_and_told(tmp_p
         eos_token_ids({"eos_token_id": "2"}, {})
 
 
-def test_a_quantized_checkpoint_is_refused_by_method(tmp_path: Path) -> None:
-    folder = edit_config(saved(llama(False), tmp_path), quantization_config={"quant_method": "awq"})
-    with pytest.raises(CheckpointError, match=r"quantized \(quant_method 'awq'\).*unquantized"):
-        Checkpoint.open(folder)
-
-
 def test_configs_that_are_broken_or_unknown_are_refused(tmp_path: Path) -> None:
     folder = saved(llama(False), tmp_path)
     edit_config(folder, model_type="no_such_model")

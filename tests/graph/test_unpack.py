@@ -71,9 +71,9 @@ def _fp4_pairs() -> tuple[Array, Array]:
     return (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8), codes.astype(np.uint8)
 
 
-def _fp8_bits() -> tuple[Array, Array]:
+def _e4m3() -> tuple[Array, Array]:
     codes = numbers(0, 256, 5, 8).astype(np.uint8)
-    return codes.view(ml_dtypes.float8_e4m3fn), codes
+    return codes, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
 def _e8m0() -> tuple[Array, Array]:
@@ -92,7 +92,7 @@ PACKINGS: dict[str, Packing] = {
     "int8_words_down": lambda: _signed(8, lambda codes: down(codes, 8)),
     "int4_row_pairs": _row_pairs,
     "fp4_pairs": _fp4_pairs,
-    "fp8_bits": _fp8_bits,
+    "e4m3": _e4m3,
     "e8m0": _e8m0,
 }
 
