@@ -3,6 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "bindings/launches_from_dict.h"
 #include "bindings/python_value.h"
@@ -15,21 +16,78 @@ constexpr int64_t kMaxCount = int64_t{1} << 48;
 constexpr int64_t kMaxProducts = int64_t{1} << 50;  // elements of one tensor
 constexpr size_t kMaxRank = 6;
 
-DType dtype_from(nb::handle value, const std::string& path, bool weight) {
-    const std::string name = as_string(value, path);
-    if (name == "f32") return DType::kF32;
-    if (name == "bf16") return DType::kBF16;
-    if (name == "f16") return DType::kF16;
-    if (!weight && name == "i32") return DType::kI32;
-    bad_value(path, value, weight ? "'f32', 'bf16' or 'f16'" : "'f32', 'bf16', 'f16' or 'i32'");
+using DTypeNames = std::initializer_list<std::pair<const char*, DType>>;
+
+DType dtype_from(nb::handle value, const std::string& path, DTypeNames names) {
+    const std::string given = as_string(value, path);
+    std::string expected;
+    for (const auto& [name, dtype] : names) {
+        if (given == name) return dtype;
+        expected += std::string(expected.empty() ? "'" : ", '") + name + "'";
+    }
+    bad_value(path, value, ("one of " + expected).c_str());
+}
+
+DType value_dtype_from(nb::handle value, const std::string& path) {
+    return dtype_from(value, path,
+                      {{"f32", DType::kF32},
+                       {"i32", DType::kI32},
+                       {"bf16", DType::kBF16},
+                       {"f16", DType::kF16},
+                       {"i8", DType::kI8},
+                       {"u8", DType::kU8},
+                       {"f8e4m3", DType::kF8E4M3}});
+}
+
+DType weight_dtype_from(nb::handle value, const std::string& path) {
+    return dtype_from(value, path,
+                      {{"f32", DType::kF32},
+                       {"i32", DType::kI32},
+                       {"bf16", DType::kBF16},
+                       {"f16", DType::kF16},
+                       {"i8", DType::kI8},
+                       {"u8", DType::kU8},
+                       {"f8e4m3", DType::kF8E4M3},
+                       {"i4", DType::kI4},
+                       {"f4e2m1", DType::kF4E2M1}});
+}
+
+DType cache_dtype_from(nb::handle value, const std::string& path) {
+    return dtype_from(value, path,
+                      {{"f32", DType::kF32},
+                       {"bf16", DType::kBF16},
+                       {"f16", DType::kF16},
+                       {"i8", DType::kI8},
+                       {"f8e4m3", DType::kF8E4M3}});
 }
 
 Layout layout_from(nb::handle value, const std::string& path) {
     const std::string name = as_string(value, path);
     if (name == "plain") return Layout::kPlain;
+    if (name == "words") return Layout::kWords;
     if (name == "panel16") return Layout::kPanel16;
     if (name == "panel16x2") return Layout::kPanel16x2;
-    bad_value(path, value, "'plain', 'panel16' or 'panel16x2'");
+    if (name == "panel16x4") return Layout::kPanel16x4;
+    if (name == "panel16x4n") return Layout::kPanel16x4n;
+    bad_value(path, value, "'plain', 'words', 'panel16', 'panel16x2', 'panel16x4' or 'panel16x4n'");
+}
+
+// What each layout of panels may hold (docs/program.md).
+bool layout_holds(Layout layout, DType dtype) {
+    switch (layout) {
+        case Layout::kPlain:
+            return true;
+        case Layout::kPanel16:
+            return dtype == DType::kF32 || dtype == DType::kF16;
+        case Layout::kPanel16x2:
+            return dtype == DType::kBF16;
+        case Layout::kPanel16x4:
+            return dtype == DType::kI8 || dtype == DType::kF8E4M3;
+        case Layout::kWords:
+        case Layout::kPanel16x4n:
+            return dtype == DType::kI4 || dtype == DType::kF4E2M1;
+    }
+    return false;
 }
 
 Dim dim_from(nb::handle value, const std::string& path) {
@@ -96,7 +154,7 @@ void read_values(nb::handle list, const std::string& path, Program& program, Ind
         Fields fields(item, item_path);
         Value value;
         value.name = as_string(fields.required("name"), fields.path("name"));
-        value.dtype = dtype_from(fields.required("dtype"), fields.path("dtype"), false);
+        value.dtype = value_dtype_from(fields.required("dtype"), fields.path("dtype"));
         value.shape = shape_from<Dim>(fields.required("shape"), fields.path("shape"), dim_from);
         if (const nb::object offset = fields.optional("offset"); offset.is_valid()) {
             value.offset = static_cast<uint64_t>(as_integer(offset, fields.path("offset"), 0, kMaxCount));
@@ -141,19 +199,19 @@ void read_weights(nb::handle list, const std::string& path, Program& program, In
         Fields fields(item, item_path);
         Weight weight;
         weight.name = as_string(fields.required("name"), fields.path("name"));
-        weight.dtype = dtype_from(fields.required("dtype"), fields.path("dtype"), true);
+        weight.dtype = weight_dtype_from(fields.required("dtype"), fields.path("dtype"));
         weight.layout = layout_from(fields.required("layout"), fields.path("layout"));
         weight.shape = shape_from<int64_t>(fields.required("shape"), fields.path("shape"),
                                            [](nb::handle size, const std::string& size_path) {
                                                return as_integer(size, size_path, 1, kMaxDim);
                                            });
         fields.finish({"name", "dtype", "layout", "shape"});
-        const bool bf16_panel = weight.layout == Layout::kPanel16x2;
-        if (weight.layout != Layout::kPlain &&
-            (weight.shape.size() != 2 || bf16_panel != (weight.dtype == DType::kBF16))) {
+        if (!layout_holds(weight.layout, weight.dtype) ||
+            (weight.layout != Layout::kPlain && weight.shape.size() != 2)) {
             throw std::invalid_argument(item_path + " (\"" + weight.name +
-                                        "\"): layout panel16 is for f32, " +
-                                        "panel16x2 for bf16 matrices [N, K]");
+                                        "\"): panels and words hold matrices [N, K], panel16 of f32 or "
+                                        "f16, panel16x2 of bf16, panel16x4 of i8 or f8e4m3, panel16x4n and "
+                                        "words of i4 or f4e2m1");
         }
         add_name(index, weight.name, program.weights.size(), fields.path("name"));
         program.weights.push_back(std::move(weight));
@@ -199,8 +257,23 @@ void read_kv_layers(nb::handle list, const std::string& path, Program& program) 
             return static_cast<int>(as_integer(fields.required(key), fields.path(key), 1, 4096));
         };
         KvLayer layer{size("kv_heads"), size("head_dim"), size("v_head_dim"),
-                      dtype_from(fields.required("dtype"), fields.path("dtype"), true)};
-        fields.finish({"kv_heads", "head_dim", "v_head_dim", "dtype"});
+                      cache_dtype_from(fields.required("dtype"), fields.path("dtype"))};
+        const auto read_scales = [&](const char* key, std::vector<float>& to) {
+            const nb::object scales = fields.optional(key);
+            if (!scales.is_valid()) return;
+            for_each(scales, fields.path(key), [&](nb::handle scale, const std::string& scale_path) {
+                const double number =
+                    PyFloat_Check(scale.ptr()) ? PyFloat_AS_DOUBLE(scale.ptr()) : static_cast<double>(NAN);
+                if (!(number > 0) || !std::isfinite(number)) bad_value(scale_path, scale, "a positive float");
+                to.push_back(static_cast<float>(number));
+            });
+            if (!to.empty() && to.size() != static_cast<size_t>(layer.kv_heads)) {
+                bad_value(fields.path(key), scales, "one scale for each KV head, or none");
+            }
+        };
+        read_scales("k_scale", layer.k_scale);
+        read_scales("v_scale", layer.v_scale);
+        fields.finish({"kv_heads", "head_dim", "v_head_dim", "dtype", "k_scale", "v_scale"});
         program.kv_layers.push_back(layer);
     });
 }

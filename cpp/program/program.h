@@ -11,8 +11,9 @@
 
 namespace castiron {
 
-enum class DType : uint8_t { kF32, kI32, kBF16, kF16 };
-enum class Layout : uint8_t { kPlain, kPanel16, kPanel16x2 };
+// kI4 and kF4E2M1 are codes of four bits, two in a byte, and of weights alone.
+enum class DType : uint8_t { kF32, kI32, kBF16, kF16, kI8, kU8, kF8E4M3, kI4, kF4E2M1 };
+enum class Layout : uint8_t { kPlain, kWords, kPanel16, kPanel16x2, kPanel16x4, kPanel16x4n };
 
 // A size: a number, or one of the symbols that a step binds. Host programs know T and N alone.
 struct Dim {
@@ -138,6 +139,9 @@ struct KvLayer {
     int head_dim = 0;
     int v_head_dim = 0;
     DType dtype = DType::kF32;
+    // One for each KV head, or none: a stored number is the value divided by its head's scale.
+    std::vector<float> k_scale{};
+    std::vector<float> v_scale{};
 };
 
 struct Limits {

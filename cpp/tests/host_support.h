@@ -144,6 +144,53 @@ public:
                             {n, k}, std::move(data));
     }
 
+    // Codes [n, k], one a byte (int4: -8 to 7; fp4: 0 to 15), as panel16x4 or panel16x4n. Padding is code
+    // zero.
+    int codes(const std::vector<int>& values, int64_t n, int64_t k, DType dtype) {
+        const bool nibbles = dtype == DType::kI4 || dtype == DType::kF4E2M1;
+        const int64_t blocks = (n + 15) / 16, quads = (k + 3) / 4;
+        std::vector<std::byte> data(static_cast<size_t>(blocks * quads * (nibbles ? 32 : 64)),
+                                    dtype == DType::kI4 ? std::byte{0x88} : std::byte{0});
+        for (int64_t o = 0; o < n; ++o) {
+            for (int64_t i = 0; i < k; ++i) {
+                const int code = values[static_cast<size_t>(o * k + i)] + (dtype == DType::kI4 ? 8 : 0);
+                const int64_t quad = o / 16 * quads + i / 4;
+                if (!nibbles) {
+                    data[static_cast<size_t>(quad * 64 + o % 16 * 4 + i % 4)] = static_cast<std::byte>(code);
+                    continue;
+                }
+                std::byte& at = data[static_cast<size_t>(quad * 32 + o % 8 * 4 + i % 4)];
+                const bool high = o % 16 >= 8;
+                at = (at & static_cast<std::byte>(high ? 0x0f : 0xf0)) |
+                     static_cast<std::byte>(high ? code << 4 : code);
+            }
+        }
+        return weight_bytes(dtype, nibbles ? Layout::kPanel16x4n : Layout::kPanel16x4, {n, k},
+                            std::move(data));
+    }
+
+    // Scales or offsets [n, groups] as panel16.
+    int scale_panels(const Floats& values, int64_t n, int64_t groups, bool half) {
+        const size_t item = half ? 2 : 4;
+        std::vector<std::byte> data(static_cast<size_t>((n + 15) / 16 * groups * 16) * item);
+        for (int64_t o = 0; o < n; ++o) {
+            for (int64_t g = 0; g < groups; ++g) {
+                const float value = values[static_cast<size_t>(o * groups + g)];
+                const auto at = static_cast<size_t>((o / 16 * groups + g) * 16 + o % 16) * item;
+                const auto as_half = static_cast<_Float16>(value);
+                std::memcpy(data.data() + at, half ? static_cast<const void*>(&as_half) : &value, item);
+            }
+        }
+        return weight_bytes(half ? DType::kF16 : DType::kF32, Layout::kPanel16, {n, groups}, std::move(data));
+    }
+
+    int indices(const std::vector<int32_t>& values) {
+        std::vector<std::byte> data(values.size() * 4);
+        std::memcpy(data.data(), values.data(), data.size());
+        return weight_bytes(DType::kI32, Layout::kPlain, {static_cast<int64_t>(values.size())},
+                            std::move(data));
+    }
+
     void step(const std::string& kernel, std::vector<int> inputs, std::vector<int> weights,
               std::vector<int> outputs, Attrs attrs = {}) {
         program_->steps.push_back(

@@ -23,6 +23,16 @@ const char* dtype_text(DType dtype) {
             return "bf16";
         case DType::kF16:
             return "f16";
+        case DType::kI8:
+            return "i8";
+        case DType::kU8:
+            return "u8";
+        case DType::kF8E4M3:
+            return "f8e4m3";
+        case DType::kI4:
+            return "i4";
+        case DType::kF4E2M1:
+            return "f4e2m1";
     }
     return "?";
 }

@@ -9,9 +9,10 @@
 
 namespace castiron::host::avx512 {
 
-// The vector type, then what is built on it.
+// The vector types, then what is built on them.
 // clang-format off
 #include "device/host/simd/avx512.h"
+#include "device/host/simd/dot_avx512.h"
 #include "device/host/kernels/kernels.inl"
 // clang-format on
 

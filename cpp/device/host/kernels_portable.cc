@@ -11,9 +11,10 @@
 
 namespace castiron::host::portable {
 
-// The vector type, then what is built on it.
+// The vector types, then what is built on them.
 // clang-format off
 #include "device/host/simd/portable.h"
+#include "device/host/simd/dot_portable.h"
 #include "device/host/kernels/kernels.inl"
 // clang-format on
 

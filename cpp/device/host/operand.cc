@@ -93,6 +93,39 @@ Operand resolve(const Program& program, const Value& value) {
     return o;
 }
 
+// Bytes of a weight as its layout stores it (docs/program.md); refuses a layout that cannot hold the dtype.
+int64_t stored_bytes(const Weight& weight, const std::string& where) {
+    const auto is = [&](DType a, DType b) { return weight.dtype == a || weight.dtype == b; };
+    if (weight.layout == Layout::kPlain) {
+        if (weight.dtype != DType::kF32 && weight.dtype != DType::kBF16 && weight.dtype != DType::kI32) {
+            fail(where + ": a plain weight's dtype must be f32, bf16 or i32");
+        }
+        int64_t elements = 1;
+        for (const int64_t d : weight.shape) elements = product(elements, d, where);
+        return product(elements, weight.dtype == DType::kBF16 ? 2 : 4, where);
+    }
+    if (weight.shape.size() != 2) fail(where + ": panel layouts hold matrices");
+    const int64_t panels = (weight.shape[0] + 15) / 16, k = weight.shape[1];
+    switch (weight.layout) {
+        case Layout::kPlain:
+        case Layout::kWords:
+            break;
+        case Layout::kPanel16:
+            if (!is(DType::kF32, DType::kF16)) fail(where + ": panel16 is for f32 or f16");
+            return product(panels, product(k, weight.dtype == DType::kF32 ? 64 : 32, where), where);
+        case Layout::kPanel16x2:
+            if (weight.dtype != DType::kBF16) fail(where + ": panel16x2 is for bf16");
+            return product(panels, product((k + 1) / 2, 64, where), where);
+        case Layout::kPanel16x4:
+            if (!is(DType::kI8, DType::kF8E4M3)) fail(where + ": panel16x4 is for i8 or f8e4m3");
+            return product(panels, product((k + 3) / 4, 64, where), where);
+        case Layout::kPanel16x4n:
+            if (!is(DType::kI4, DType::kF4E2M1)) fail(where + ": panel16x4n is for i4 or f4e2m1");
+            return product(panels, product((k + 3) / 4, 32, where), where);
+    }
+    fail(where + ": its layout is not one of the host target");
+}
+
 }  // namespace
 
 std::string shape_text(const std::vector<Dim>& shape) {
@@ -121,27 +154,13 @@ std::vector<ResolvedWeight> resolve_weights(const Program& program) {
     uint64_t offset = 0;
     for (const Weight& weight : program.weights) {
         const std::string where = "weight '" + weight.name + "'";
-        if (weight.dtype != DType::kF32 && weight.dtype != DType::kBF16)
-            fail(where + ": dtype must be f32 or bf16");
         if (weight.shape.empty() || weight.shape.size() > 6) fail(where + ": expected 1 to 6 axes");
         for (const int64_t d : weight.shape) {
             if (d < 1 || d > kMaxElements) fail(where + ": sizes must be at least 1");
         }
-        int64_t elements = 1;
-        if (weight.layout == Layout::kPlain) {
-            for (const int64_t d : weight.shape) elements = product(elements, d, where);
-        } else {
-            const bool pairs = weight.layout == Layout::kPanel16x2;
-            if (weight.shape.size() != 2) fail(where + ": panel layouts hold matrices");
-            if (pairs != (weight.dtype == DType::kBF16))
-                fail(where + ": panel16 is for f32, panel16x2 for bf16");
-            const int64_t n = (weight.shape[0] + 15) / 16 * 16;
-            const int64_t k = pairs ? (weight.shape[1] + 1) / 2 * 2 : weight.shape[1];
-            elements = product(n, k, where);
-        }
         ResolvedWeight r;
         r.weight = &weight;
-        r.bytes = static_cast<size_t>(elements) * (weight.dtype == DType::kF32 ? 4 : 2);
+        r.bytes = static_cast<size_t>(stored_bytes(weight, where));
         if (weight.data == nullptr || weight.bytes < r.bytes) {
             fail(where + ": has " + std::to_string(weight.data == nullptr ? 0 : weight.bytes) +
                  " bytes, its shape and layout need " + std::to_string(r.bytes));

@@ -127,7 +127,7 @@ static void linear_stream(const float* x, int64_t x_stride, const std::byte* wei
 }
 
 // Sums of one block become outputs. `sums` (and those of the up panel behind) are used up.
-static void linear_epilogue(const LinearArgs& a, int64_t row_begin, int64_t rows, int64_t block,
+static void linear_epilogue(const LinearOutput& a, int64_t row_begin, int64_t rows, int64_t block,
                             float* sums) {
     const int64_t column = block * 16;
     const int lanes = a.n - column < 16 ? static_cast<int>(a.n - column) : 16;
@@ -152,31 +152,13 @@ static void linear_epilogue(const LinearArgs& a, int64_t row_begin, int64_t rows
     }
 }
 
-// Calls f(Int<R>{}) with R = rows, 1 to kMost.
-template <int kMost, typename F>
-CASTIRON_INLINE void with_rows(int64_t rows, F f) {
-    switch (rows) {
-#define CASTIRON_ROWS(R)                              \
-    case R:                                           \
-        if constexpr (R <= kMost) return f(Int<R>{}); \
-        break;
-        CASTIRON_ROWS(1)
-        CASTIRON_ROWS(2)
-        CASTIRON_ROWS(3)
-        CASTIRON_ROWS(4)
-        CASTIRON_ROWS(5)
-        CASTIRON_ROWS(6)
-        CASTIRON_ROWS(7)
-        CASTIRON_ROWS(8)
-        CASTIRON_ROWS(9)
-        CASTIRON_ROWS(10)
-        CASTIRON_ROWS(11)
-        CASTIRON_ROWS(12)
-#undef CASTIRON_ROWS
-        default:
-            break;
+static void linear_output(const LinearOutput& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                          int64_t block_end, float* acc) {
+    const int64_t rows = row_end - row_begin, panel_floats = rows * 16;
+    for (int64_t block = block_begin; block < block_end; ++block) {
+        linear_epilogue(a, row_begin, rows, block,
+                        acc + (block - block_begin) * (a.gated ? 2 : 1) * panel_floats);
     }
-    __builtin_unreachable();
 }
 
 // One block of k of V panels for all rows, in groups of nearly equal height. `ahead`: bytes from here to the
@@ -275,7 +257,5 @@ static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int6
     } else {
         linear_tiled<false>(a, x, rows, weight, panel_bytes, panels, y, acc, wide);
     }
-    for (int64_t block = block_begin; block < block_end; ++block) {
-        linear_epilogue(a, row_begin, rows, block, acc + (block - block_begin) * per_block * rows * 16);
-    }
+    linear_output(a, row_begin, row_end, block_begin, block_end, acc);
 }

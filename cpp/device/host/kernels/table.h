@@ -48,14 +48,10 @@ enum class BinaryFn : uint8_t { kAdd, kSub, kMul, kDiv, kMin, kMax, kPow };
 
 enum class ReduceFn : uint8_t { kSum, kMean, kMax };
 
-// y = alpha * act(x · wᵀ + bias) + residual, or act(gate) * up where panels alternate gate and up.
-// The unit of work is a block: 16 output columns (one panel, or a pair of panels when gated).
-struct LinearArgs {
-    const float* x = nullptr;
-    int64_t x_stride = 0;  // elements between rows
-    const std::byte* weight = nullptr;
-    bool bf16 = false;  // panel16x2, else panel16 of float32
-    int64_t k = 0;
+// What becomes of the sums of a product: y = alpha * act(x · wᵀ + bias) + residual, or act(gate) * up where
+// panels alternate gate and up. The unit of work is a block: 16 output columns (one panel, or a pair of
+// panels when gated).
+struct LinearOutput {
     const float* bias = nullptr;      // [n], or [2 * 16 * blocks] when gated; or null
     const float* residual = nullptr;  // [rows, n] contiguous, may be y; or null
     float* y = nullptr;               // [rows, n] contiguous
@@ -63,6 +59,14 @@ struct LinearArgs {
     Activation activation = Activation::kNone;
     float alpha = 1.0f;
     bool gated = false;
+};
+
+struct LinearArgs : LinearOutput {
+    const float* x = nullptr;
+    int64_t x_stride = 0;  // elements between rows
+    const std::byte* weight = nullptr;
+    bool bf16 = false;  // panel16x2, else panel16 of float32
+    int64_t k = 0;
 };
 
 // One call covers at most these many rows and blocks; they bound its scratch.
@@ -76,6 +80,65 @@ inline constexpr int64_t kLinearDepth = 192;
 inline constexpr int64_t kLinearWideFloats = kLinearDepth * 16 * 2;
 inline constexpr size_t kLinearScratchFloats =
     static_cast<size_t>(kLinearWideFloats + kMaxLinearRows * kMaxLinearBlocks * 2 * 16);
+
+// Weights as codes: w[n, k] = value(code[n, k]) * scale[n, k / group] + offset[n, k / group].
+enum class Codes : uint8_t { kInt8, kInt4, kFp8, kFp4 };
+
+struct QuantizedWeight {
+    Codes format = Codes::kInt8;
+    const std::byte* codes = nullptr;    // panel16x4, or panel16x4n
+    const std::byte* scales = nullptr;   // panel16 [blocks][groups][16]
+    const std::byte* offsets = nullptr;  // the same, or null
+    bool half_scales = false;            // float16, else float32; offsets as well
+    int64_t k = 0;
+    int64_t group = 0;  // inputs that share a scale; k when all do
+
+    [[nodiscard]] int64_t quads() const { return (k + 3) / 4; }
+    [[nodiscard]] int64_t groups() const { return (k + group - 1) / group; }
+    [[nodiscard]] int64_t panel_bytes() const {
+        return quads() * (format == Codes::kInt4 || format == Codes::kFp4 ? 32 : 64);
+    }
+    [[nodiscard]] int64_t scale_panel_bytes() const { return groups() * (half_scales ? 32 : 64); }
+};
+
+// How activations are rounded before a product.
+enum class XFormat : uint8_t { kFloat, kInt8, kFp8, kNvfp4, kMxfp4, kMxfp8 };
+
+struct Rounding {
+    XFormat format = XFormat::kFloat;
+    int64_t k = 0;
+    int64_t group = 0;  // inputs that share a scale; k when the row does
+    float scale = 0;    // static, or 0: from the largest magnitude
+    // Of kInt8: inputs in one integer sum, which divides the groups of activations and of weights (but for
+    // what is left at the end), and what the product adds to each code of a weight.
+    int64_t step = 0;
+    int32_t zero = 0;
+    float unit = 1;  // what one of the product's integers stands for, besides the scales
+
+    // A row as kInt8 leaves it: codes, padded with zeros; then for each step scale * unit, -zero * (sum of
+    // codes), and scale * (sum of codes). The others leave k floats.
+    [[nodiscard]] int64_t steps() const { return (k + step - 1) / step; }
+    [[nodiscard]] int64_t scales_at() const { return (k + 63) / 64 * 64; }
+    [[nodiscard]] int64_t corrections_at() const { return scales_at() + steps() * 4; }
+    [[nodiscard]] int64_t sums_at() const { return scales_at() + steps() * 8; }
+    [[nodiscard]] int64_t row_bytes() const {
+        return format == XFormat::kInt8 ? (scales_at() + steps() * 12 + 63) / 64 * 64
+                                        : (k * 4 + 63) / 64 * 64;
+    }
+};
+
+struct QuantizedArgs {
+    QuantizedWeight weight;
+    Rounding rounding;
+    const std::byte* x = nullptr;  // rows of Rounding, or of floats
+    int64_t x_stride = 0;          // bytes
+    bool gated = false;
+};
+
+// One call of an integer product covers all inputs of a panel: its codes as bytes, where many rows use them.
+[[nodiscard]] constexpr size_t unpacked_floats(int64_t k) {
+    return static_cast<size_t>((k + 3) / 4 * 16);
+}
 
 struct NormArgs {
     const float* x = nullptr;
@@ -138,6 +201,21 @@ struct AttentionArgs {
 }
 
 struct KernelTable {
+    // What the integer product adds to an int8 code so that it can be taken as unsigned.
+    int32_t int8_zero;
+    // Sums of rows [row_begin, row_end) of codes times blocks [block_begin, block_end), at most
+    // kMaxLinearRows and kMaxLinearBlocks: acc [panels][rows][16]. unpacked: unpacked_floats of scratch for
+    // each of two panels.
+    void (*integer_product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                            int64_t block_end, float* acc, std::byte* unpacked);
+    // The same with rows of floats; wide: kLinearWideFloats of scratch.
+    void (*dequantized_product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                                int64_t block_end, float* acc, float* wide);
+    // The sums of such a call become outputs; acc is used up.
+    void (*linear_output)(const LinearOutput&, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                          int64_t block_end, float* acc);
+    // One row x [k] as the product takes it.
+    void (*round_row)(const Rounding&, const float* x, std::byte* row);
     // Rows [row_begin, row_end) and blocks [block_begin, block_end); scratch of kLinearScratchFloats.
     void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
                    int64_t block_end, float* scratch);

@@ -19,6 +19,7 @@ public:
         data_ = table.data;
         layout_ = table.weight->layout;
         bf16_ = table.weight->dtype == DType::kBF16;
+        if (!bf16_ && table.weight->dtype != DType::kF32) step.fail("the table must be of f32 or bf16");
         if (ids_.shape.size() != 1) step.fail("ids must have one axis");
         step.check(ids_, DType::kI32, ids_.shape);
         step.check(out_, DType::kF32, {ids_.shape[0], Dim{width_}});
@@ -70,6 +71,8 @@ private:
                 }
                 return;
             }
+            default:
+                return;  // codes: refused above
         }
     }
 

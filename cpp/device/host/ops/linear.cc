@@ -1,5 +1,4 @@
-#include <algorithm>
-
+#include "device/host/ops/linear_tiles.h"
 #include "device/host/ops/ops.h"
 
 namespace castiron::host {
@@ -20,8 +19,9 @@ public:
         if (y_.shape[0] != x_.shape[0]) step.fail("input and output have different rows");
 
         const ResolvedWeight& w = step.weight(0);
-        if (w.weight->layout == Layout::kPlain || w.weight->shape.size() != 2)
-            step.fail("weight '" + w.weight->name + "' must be packed in panels");
+        const bool bf16 = w.weight->layout == Layout::kPanel16x2;
+        if (!bf16 && (w.weight->layout != Layout::kPanel16 || w.weight->dtype != DType::kF32))
+            step.fail("weight '" + w.weight->name + "' must be packed in panels of f32 or bf16");
         const int64_t expected = gated ? 2 * blocks_ * 16 : args_.n;
         if (w.weight->shape[0] != expected || w.weight->shape[1] != args_.k) {
             step.fail("weight '" + w.weight->name + "' has shape [" + std::to_string(w.weight->shape[0]) +
@@ -29,7 +29,7 @@ public:
                       ", " + std::to_string(args_.k) + "]");
         }
         args_.weight = w.data;
-        args_.bf16 = w.weight->dtype == DType::kBF16;
+        args_.bf16 = bf16;
         args_.gated = gated;
         if (has_bias) args_.bias = step.vector_weight(1, {expected});
         args_.activation = read_activation(step);
@@ -55,29 +55,13 @@ public:
         args.y = context.f32(y_);
         if (has_residual_) args.residual = context.f32(residual_);
 
-        if (rows <= kStreamRows) {
-            // Weights stream from memory once: one contiguous run for each thread.
-            const auto [begin, end] = lane.share(blocks_);
-            for (int64_t block = begin; block < end; block += kMaxLinearBlocks) {
-                kernels_.linear(args, 0, rows, block, std::min(block + kMaxLinearBlocks, end), lane.scratch);
-            }
-            return;
-        }
-        // Tiles of rows x blocks, handed out as threads come; all row tiles are of about the same height.
-        int64_t row_tiles = (rows + kMaxLinearRows - 1) / kMaxLinearRows;
-        int64_t chunk = std::clamp<int64_t>(blocks_ / (int64_t{lane.parts} * 8), 1, 4);
-        const int64_t chunks = (blocks_ + chunk - 1) / chunk;
-        while (row_tiles * chunks < int64_t{lane.parts} * 4 && rows / row_tiles > 24) ++row_tiles;
-        for (int64_t tile = context.next(); tile < row_tiles * chunks; tile = context.next()) {
-            const int64_t row_tile = tile / chunks, block = tile % chunks * chunk;
-            kernels_.linear(args, rows * row_tile / row_tiles, rows * (row_tile + 1) / row_tiles, block,
-                            std::min(block + chunk, blocks_), lane.scratch);
-        }
+        for_linear_tiles(context, lane, rows, blocks_,
+                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
+                             kernels_.linear(args, row_begin, row_end, block_begin, block_end, lane.scratch);
+                         });
     }
 
 private:
-    static constexpr int64_t kStreamRows = 6;
-
     const KernelTable& kernels_;
     Operand x_, y_, residual_;
     LinearArgs args_;

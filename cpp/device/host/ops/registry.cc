@@ -12,6 +12,8 @@ constexpr std::pair<std::string_view, Maker> kMakers[] = {
     {"embedding", make_embedding},
     {"linear", make_linear},
     {"gated_linear", make_linear},
+    {"quantized_linear", make_quantized_linear},
+    {"quantized_gated_linear", make_quantized_linear},
     {"rms_norm", make_norm},
     {"add_rms_norm", make_norm},
     {"layer_norm", make_norm},

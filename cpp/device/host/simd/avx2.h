@@ -172,3 +172,94 @@ CASTIRON_INLINE float largest(Vec v) {
 CASTIRON_INLINE void prefetch(const void* p) {
     __asm__ volatile("prefetcht0 %0" ::"m"(*static_cast<const char*>(p)));
 }
+
+// Sixteen int32 lanes.
+struct Ints {
+    __m256i lo, hi;
+};
+
+CASTIRON_INLINE Ints zero_ints() {
+    return {_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+CASTIRON_INLINE Ints set1_int(int32_t x) {
+    const __m256i v = _mm256_set1_epi32(x);
+    return {v, v};
+}
+CASTIRON_INLINE Ints load_ints(const void* p) {
+    const auto* at = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+// 32 bytes of nibbles as 64 bytes: first the low ones, then the high ones.
+CASTIRON_INLINE Ints load_nibbles(const void* p) {
+    const __m256i b = _mm256_loadu_si256(static_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(b, mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
+}
+CASTIRON_INLINE void store_ints(void* p, Ints v) {
+    auto* at = static_cast<__m256i*>(p);
+    _mm256_storeu_si256(at, v.lo);
+    _mm256_storeu_si256(at + 1, v.hi);
+}
+CASTIRON_INLINE Ints add(Ints a, Ints b) {
+    return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+}
+CASTIRON_INLINE Ints bit_and(Ints a, Ints b) {
+    return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+}
+CASTIRON_INLINE Ints bit_or(Ints a, Ints b) {
+    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_left(Ints v) {
+    return {_mm256_slli_epi32(v.lo, kBits), _mm256_slli_epi32(v.hi, kBits)};
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_right(Ints v) {
+    return {_mm256_srli_epi32(v.lo, kBits), _mm256_srli_epi32(v.hi, kBits)};
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_right_signed(Ints v) {
+    return {_mm256_srai_epi32(v.lo, kBits), _mm256_srai_epi32(v.hi, kBits)};
+}
+// Ones where equal.
+CASTIRON_INLINE Ints equal(Ints a, Ints b) {
+    return {_mm256_cmpeq_epi32(a.lo, b.lo), _mm256_cmpeq_epi32(a.hi, b.hi)};
+}
+// table[byte & 15] for each byte below 128.
+CASTIRON_INLINE Ints look_up_bytes(const int8_t (&table)[16], Ints v) {
+    const __m256i t =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(&table[0])));
+    return {_mm256_shuffle_epi8(t, v.lo), _mm256_shuffle_epi8(t, v.hi)};
+}
+// The number, rounded to nearest even; the same bits.
+CASTIRON_INLINE Vec to_float(Ints v) {
+    return {_mm256_cvtepi32_ps(v.lo), _mm256_cvtepi32_ps(v.hi)};
+}
+CASTIRON_INLINE Vec as_float(Ints v) {
+    return {_mm256_castsi256_ps(v.lo), _mm256_castsi256_ps(v.hi)};
+}
+CASTIRON_INLINE Ints as_ints(Vec v) {
+    return {_mm256_castps_si256(v.lo), _mm256_castps_si256(v.hi)};
+}
+// Sixteen int8 or uint8 as int32.
+CASTIRON_INLINE Ints load_int8(const void* p) {
+    const auto* at = static_cast<const __m128i*>(p);
+    const __m128i b = _mm_loadu_si128(at);
+    return {_mm256_cvtepi8_epi32(b), _mm256_cvtepi8_epi32(_mm_srli_si128(b, 8))};
+}
+CASTIRON_INLINE Ints load_uint8(const void* p) {
+    const auto* at = static_cast<const __m128i*>(p);
+    const __m128i b = _mm_loadu_si128(at);
+    return {_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8))};
+}
+// Integral floats in [-128, 127] as int8.
+CASTIRON_INLINE void store_int8(int8_t* p, Vec v) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+CASTIRON_INLINE Vec load_f16(const uint16_t* p) {
+    const auto* at = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
+}

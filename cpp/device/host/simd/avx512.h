@@ -135,3 +135,81 @@ CASTIRON_INLINE float largest(Vec v) {
 CASTIRON_INLINE void prefetch(const void* p) {
     __asm__ volatile("prefetcht0 %0" ::"m"(*static_cast<const char*>(p)));
 }
+
+// Sixteen int32 lanes.
+struct Ints {
+    __m512i v;
+};
+
+CASTIRON_INLINE Ints zero_ints() {
+    return {_mm512_setzero_si512()};
+}
+CASTIRON_INLINE Ints set1_int(int32_t x) {
+    return {_mm512_set1_epi32(x)};
+}
+CASTIRON_INLINE Ints load_ints(const void* p) {
+    return {_mm512_loadu_si512(p)};
+}
+// 32 bytes of nibbles as 64 bytes: first the low ones, then the high ones.
+CASTIRON_INLINE Ints load_nibbles(const void* p) {
+    const __m256i b = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(b), _mm256_srli_epi16(b, 4), 1);
+    return {_mm512_and_si512(both, _mm512_set1_epi8(15))};
+}
+CASTIRON_INLINE void store_ints(void* p, Ints v) {
+    _mm512_storeu_si512(p, v.v);
+}
+CASTIRON_INLINE Ints add(Ints a, Ints b) {
+    return {_mm512_add_epi32(a.v, b.v)};
+}
+CASTIRON_INLINE Ints bit_and(Ints a, Ints b) {
+    return {_mm512_and_si512(a.v, b.v)};
+}
+CASTIRON_INLINE Ints bit_or(Ints a, Ints b) {
+    return {_mm512_or_si512(a.v, b.v)};
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_left(Ints v) {
+    return {_mm512_slli_epi32(v.v, kBits)};
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_right(Ints v) {
+    return {_mm512_srli_epi32(v.v, kBits)};
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_right_signed(Ints v) {
+    return {_mm512_srai_epi32(v.v, kBits)};
+}
+// Ones where equal.
+CASTIRON_INLINE Ints equal(Ints a, Ints b) {
+    return {_mm512_movm_epi32(_mm512_cmpeq_epi32_mask(a.v, b.v))};
+}
+// table[byte & 15] for each byte below 128.
+CASTIRON_INLINE Ints look_up_bytes(const int8_t (&table)[16], Ints v) {
+    const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(&table[0])));
+    return {_mm512_shuffle_epi8(t, v.v)};
+}
+// The number, rounded to nearest even; the same bits.
+CASTIRON_INLINE Vec to_float(Ints v) {
+    return {_mm512_cvtepi32_ps(v.v)};
+}
+CASTIRON_INLINE Vec as_float(Ints v) {
+    return {_mm512_castsi512_ps(v.v)};
+}
+CASTIRON_INLINE Ints as_ints(Vec v) {
+    return {_mm512_castps_si512(v.v)};
+}
+// Sixteen int8 or uint8 as int32.
+CASTIRON_INLINE Ints load_int8(const void* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+CASTIRON_INLINE Ints load_uint8(const void* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+// Integral floats in [-128, 127] as int8.
+CASTIRON_INLINE void store_int8(int8_t* p, Vec v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v.v)));
+}
+CASTIRON_INLINE Vec load_f16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}

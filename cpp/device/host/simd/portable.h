@@ -141,3 +141,101 @@ CASTIRON_INLINE float largest(Vec v) {
     return v.v[0];
 }
 CASTIRON_INLINE void prefetch(const void*) {}
+
+// Sixteen int32 lanes.
+struct Ints {
+    int32_t v[16];
+};
+
+template <typename F>
+CASTIRON_INLINE Ints each_int(F f) {
+    Ints r;
+    for (int i = 0; i < 16; ++i) r.v[i] = static_cast<int32_t>(f(i));
+    return r;
+}
+CASTIRON_INLINE Ints zero_ints() {
+    return each_int([](int) { return 0; });
+}
+CASTIRON_INLINE Ints set1_int(int32_t x) {
+    return each_int([=](int) { return x; });
+}
+CASTIRON_INLINE Ints load_ints(const void* p) {
+    Ints r;
+    __builtin_memcpy(r.v, p, 64);
+    return r;
+}
+// 32 bytes of nibbles as 64 bytes: first the low ones, then the high ones.
+CASTIRON_INLINE Ints load_nibbles(const void* p) {
+    uint8_t bytes[64];
+    for (int i = 0; i < 32; ++i) {
+        const uint8_t b = static_cast<const uint8_t*>(p)[i];
+        bytes[i] = b & 15;
+        bytes[32 + i] = b >> 4;
+    }
+    return load_ints(bytes);
+}
+CASTIRON_INLINE void store_ints(void* p, Ints v) {
+    __builtin_memcpy(p, v.v, 64);
+}
+CASTIRON_INLINE Ints add(Ints a, Ints b) {
+    return each_int([&](int i) { return static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]); });
+}
+CASTIRON_INLINE Ints bit_and(Ints a, Ints b) {
+    return each_int([&](int i) { return a.v[i] & b.v[i]; });
+}
+CASTIRON_INLINE Ints bit_or(Ints a, Ints b) {
+    return each_int([&](int i) { return a.v[i] | b.v[i]; });
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_left(Ints v) {
+    return each_int([&](int i) { return static_cast<uint32_t>(v.v[i]) << kBits; });
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_right(Ints v) {
+    return each_int([&](int i) { return static_cast<uint32_t>(v.v[i]) >> kBits; });
+}
+template <int kBits>
+CASTIRON_INLINE Ints shift_right_signed(Ints v) {
+    return each_int([&](int i) { return v.v[i] >> kBits; });
+}
+// Ones where equal.
+CASTIRON_INLINE Ints equal(Ints a, Ints b) {
+    return each_int([&](int i) { return a.v[i] == b.v[i] ? -1 : 0; });
+}
+// table[byte & 15] for each byte below 128.
+CASTIRON_INLINE Ints look_up_bytes(const int8_t (&table)[16], Ints v) {
+    int8_t bytes[64];
+    __builtin_memcpy(bytes, v.v, 64);
+    for (int8_t& b : bytes) b = table[b & 15];
+    return load_ints(bytes);
+}
+// The number, rounded to nearest even; the same bits.
+CASTIRON_INLINE Vec to_float(Ints v) {
+    return each([&](int i) { return static_cast<float>(v.v[i]); });
+}
+CASTIRON_INLINE Vec as_float(Ints v) {
+    return each([&](int i) { return from_bits(static_cast<uint32_t>(v.v[i])); });
+}
+CASTIRON_INLINE Ints as_ints(Vec v) {
+    return each_int([&](int i) { return __builtin_bit_cast(int32_t, v.v[i]); });
+}
+// Sixteen int8 or uint8 as int32.
+CASTIRON_INLINE Ints load_int8(const void* p) {
+    return each_int([=](int i) { return static_cast<const int8_t*>(p)[i]; });
+}
+CASTIRON_INLINE Ints load_uint8(const void* p) {
+    return each_int([=](int i) { return static_cast<const uint8_t*>(p)[i]; });
+}
+// Integral floats in [-128, 127] as int8.
+CASTIRON_INLINE void store_int8(int8_t* p, Vec v) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(v.v[i]);
+}
+CASTIRON_INLINE float from_half(uint16_t h) {
+    // Exponents of half are 112 less; scaling by a power of two is exact, subnormal numbers included.
+    const uint32_t magnitude = h & 0x7fffu, sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+    if (magnitude >= 0x7c00u) return from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    return from_bits(__builtin_bit_cast(uint32_t, from_bits(magnitude << 13) * 0x1p112f) | sign);
+}
+CASTIRON_INLINE Vec load_f16(const uint16_t* p) {
+    return each([=](int i) { return from_half(p[i]); });
+}

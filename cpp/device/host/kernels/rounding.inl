@@ -1,0 +1,122 @@
+// Activations rounded to a format before a product (docs/program.md): as int8 codes that the integer product
+// takes, or as floats that hold what is left of them.
+
+// Nearest number of few mantissa bits, ties to even: adding 1.5 * 2^n rounds at the last bit wanted.
+// kMantissa: bits behind the leading one; kMinExponent: of the smallest normal number.
+template <int kMantissa, int kMinExponent>
+CASTIRON_INLINE Vec round_to_bits(Vec x, float largest) {
+    const Vec a = min(abs(x), set1(largest));
+    const Vec power =
+        max(as_float(bit_and(as_ints(a), set1_int(0x7f800000))), set1(__builtin_ldexpf(1.0f, kMinExponent)));
+    const Vec magic = mul(power, set1(__builtin_ldexpf(1.5f, 23 - kMantissa)));
+    return copysign(sub(add(a, magic), magic), x);
+}
+CASTIRON_INLINE Vec round_e4m3(Vec x) {
+    return round_to_bits<3, -6>(x, 448.0f);
+}
+CASTIRON_INLINE Vec round_e2m1(Vec x) {
+    return round_to_bits<1, 0>(x, 6.0f);
+}
+
+CASTIRON_INLINE float first_lane(Vec v) {
+    float lanes[16];
+    store(lanes, v);
+    return lanes[0];
+}
+
+CASTIRON_INLINE float largest_magnitude(const float* x, int64_t n) {
+    Vec m = zero();
+    for_each_vec(n, [&](int64_t i, int lanes) { m = max(m, abs(load_n(x + i, lanes))); });
+    return largest(m);
+}
+
+// Codes of one group of inputs, in steps; returns nothing but fills codes and the record of each step.
+static void round_int8_group(const Rounding& a, const float* x, int64_t begin, int64_t end, float scale,
+                             std::byte* row) {
+    const float safe = scale > 0 ? scale : 1.0f;
+    const Vec divisor = set1(safe), high = set1(127.0f), low = set1(-127.0f);
+    auto* codes = reinterpret_cast<int8_t*>(row);
+    auto* scales = reinterpret_cast<float*>(row + a.scales_at());
+    auto* corrections = reinterpret_cast<int32_t*>(row + a.corrections_at());
+    auto* sums = reinterpret_cast<float*>(row + a.sums_at());
+    for (int64_t at = begin; at < end; at += a.step) {
+        const int64_t n = end - at < a.step ? end - at : a.step;
+        Vec total = zero();  // of whole numbers below 2^24 in all: exact in any order
+        for_each_vec(n, [&](int64_t i, int lanes) {
+            const Vec code = max(min(round(div(load_n(x + at + i, lanes), divisor)), high), low);
+            total = add(total, code);
+            if (lanes == 16) {
+                store_int8(codes + at + i, code);
+            } else {
+                int8_t few[16];
+                store_int8(few, code);
+                __builtin_memcpy(codes + at + i, few, static_cast<size_t>(lanes));
+            }
+        });
+        const float sum_of_codes = sum(total);
+        const int64_t step = at / a.step;
+        scales[step] = scale * a.unit;
+        corrections[step] = -a.zero * static_cast<int32_t>(sum_of_codes);
+        sums[step] = scale * sum_of_codes;
+    }
+}
+
+// y = rounded(x / scale) * scale over one group.
+template <typename F>
+CASTIRON_INLINE void round_group(const float* x, float* y, int64_t n, float scale, F rounded) {
+    const Vec s = set1(scale);
+    for_each_vec(n, [&](int64_t i, int lanes) {
+        store_n(y + i, mul(rounded(div(load_n(x + i, lanes), s)), s), lanes);
+    });
+}
+
+// 2^(floor(log2 largest) - emax), as the MX formats share it.
+CASTIRON_INLINE float mx_scale(float largest, int emax) {
+    const auto exponent = static_cast<int>(__builtin_bit_cast(uint32_t, largest) >> 23) - 127 - emax;
+    return __builtin_ldexpf(1.0f, exponent < -127 ? -127 : exponent);
+}
+
+static void round_row(const Rounding& a, const float* x, std::byte* row) {
+    auto* y = reinterpret_cast<float*>(row);
+    float over = a.scale;  // of nvfp4: the scale of scales
+    if (a.format == XFormat::kInt8) {
+        __builtin_memset(row + a.k / 4 * 4, 0, static_cast<size_t>(a.scales_at() - a.k / 4 * 4));
+    } else if (a.format == XFormat::kNvfp4 && over == 0) {
+        over = largest_magnitude(x, a.k) / 2688.0f;  // 448 * 6
+        if (!(over > 0)) over = 1;
+    }
+    for (int64_t begin = 0; begin < a.k; begin += a.group) {
+        const int64_t end = a.k - begin < a.group ? a.k : begin + a.group, n = end - begin;
+        const auto amax = [&] { return largest_magnitude(x + begin, n); };
+        const auto positive = [](float scale) { return scale > 0 ? scale : 1.0f; };
+        switch (a.format) {
+            case XFormat::kFloat:
+                __builtin_memcpy(y + begin, x + begin, static_cast<size_t>(n) * 4);
+                break;
+            case XFormat::kInt8:
+                round_int8_group(a, x, begin, end, a.scale > 0 ? a.scale : amax() / 127.0f, row);
+                break;
+            case XFormat::kFp8:
+                round_group(x + begin, y + begin, n, a.scale > 0 ? a.scale : positive(amax() / 448.0f),
+                            [](Vec v) { return round_e4m3(v); });
+                break;
+            case XFormat::kNvfp4: {
+                const float scale = first_lane(round_e4m3(set1(amax() / 6.0f / over))) * over;
+                if (scale > 0) {
+                    round_group(x + begin, y + begin, n, scale, [](Vec v) { return round_e2m1(v); });
+                } else {
+                    __builtin_memset(y + begin, 0, static_cast<size_t>(n) * 4);
+                }
+                break;
+            }
+            case XFormat::kMxfp4:
+                round_group(x + begin, y + begin, n, mx_scale(amax(), 2),
+                            [](Vec v) { return round_e2m1(v); });
+                break;
+            case XFormat::kMxfp8:
+                round_group(x + begin, y + begin, n, mx_scale(amax(), 8),
+                            [](Vec v) { return round_e4m3(v); });
+                break;
+        }
+    }
+}

@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <utility>
+
+#include "device/host/ops/linear_tiles.h"
+#include "device/host/ops/ops.h"
+
+namespace castiron::host {
+namespace {
+
+// Integer sums stay within int32 and within what a float counts.
+constexpr int64_t kMaxIntegerInputs = 65536;
+
+// Products with weights that are codes. First the rows of x are rounded (and their columns gathered), into
+// memory that all threads share; few rows are rounded by every thread for itself, which costs less than
+// meeting.
+class QuantizedLinear final : public Op {
+public:
+    explicit QuantizedLinear(StepChecker& step) : kernels_(step.kernels()) {
+        const bool gated = step.step().kernel == "quantized_gated_linear";
+        const bool has_offsets = step.flag("has_offsets"), has_columns = step.flag("has_columns");
+        const bool has_bias = step.flag("has_bias");
+        has_residual_ = !gated && step.flag("has_residual");
+        step.expect(has_residual_ ? 2 : 1, 2 + size_t{has_offsets} + size_t{has_columns} + size_t{has_bias},
+                    1);
+        x_ = step.input(0);
+        y_ = step.output(0);
+        const int64_t k = step.matrix(x_, true);
+        output_.n = step.matrix(y_, false);
+        output_.gated = args_.gated = gated;
+        blocks_ = (output_.n + 15) / 16;
+        if (y_.shape[0] != x_.shape[0]) step.fail("input and output have different rows");
+        const int64_t outputs = gated ? 2 * blocks_ * 16 : output_.n;
+        read_weight(step, outputs, k, has_offsets);
+        read_rounding(step, k);
+
+        size_t next = has_offsets ? 3 : 2;
+        if (has_columns) columns_ = read_columns(step, next++, k);
+        if (has_bias) output_.bias = step.vector_weight(next, {outputs});
+        output_.activation = read_activation(step);
+        if (!gated) output_.alpha = static_cast<float>(step.number_or("alpha", 1));
+        if (has_residual_) {
+            residual_ = step.input(1);
+            step.check(residual_, DType::kF32, y_.shape);
+            step.finish({{0, 1}});
+        } else {
+            step.finish();
+        }
+        const Limits& limits = step.program().limits;
+        max_rows_ = x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows);
+    }
+
+    [[nodiscard]] size_t scratch_floats() const override {
+        return kSumFloats + between_floats() + row_floats() * kOwnRows + gathered_floats();
+    }
+    [[nodiscard]] size_t workspace_floats(int) const override {
+        return rounds() && max_rows_ > kOwnRows ? row_floats() * static_cast<size_t>(max_rows_) : 0;
+    }
+    [[nodiscard]] int phases(const StepContext& context, int) const override {
+        return rounds() && context.bind(x_.shape[0]) > kOwnRows ? 2 : 1;
+    }
+
+    void run(const StepContext& context, const Lane& lane, int phase) const override {
+        const int64_t rows = context.bind(x_.shape[0]);
+        if (rows == 0) return;
+        QuantizedArgs args = args_;
+        if (!rounds()) {
+            args.x = reinterpret_cast<const std::byte*>(context.f32(x_));
+            args.x_stride = x_.row_stride * 4;
+        } else {
+            const bool own = rows <= kOwnRows;
+            float* rounded = own ? own_rows(lane) : context.workspace;
+            if (own || phase == 0) {
+                const auto [begin, end] = own ? std::pair{int64_t{0}, rows} : lane.share(rows);
+                for (int64_t row = begin; row < end; ++row) round(context, lane, row, rounded);
+            }
+            if (!own && phase == 0) return;
+            args.x = reinterpret_cast<const std::byte*>(rounded);
+            args.x_stride = args.rounding.row_bytes();
+        }
+        LinearOutput output = output_;
+        output.y = context.f32(y_);
+        if (has_residual_) output.residual = context.f32(residual_);
+        float* sums = lane.scratch;
+        float* between = lane.scratch + kSumFloats;
+        for_linear_tiles(context, lane, rows, blocks_,
+                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
+                             if (args.rounding.format == XFormat::kInt8) {
+                                 kernels_.integer_product(args, row_begin, row_end, block_begin, block_end,
+                                                          sums, reinterpret_cast<std::byte*>(between));
+                             } else {
+                                 kernels_.dequantized_product(args, row_begin, row_end, block_begin,
+                                                              block_end, sums, between);
+                             }
+                             kernels_.linear_output(output, row_begin, row_end, block_begin, block_end, sums);
+                         });
+    }
+
+private:
+    static constexpr int64_t kOwnRows = 8;
+    static constexpr size_t kSumFloats = static_cast<size_t>(kMaxLinearRows * kMaxLinearBlocks * 2 * 16);
+
+    // Whether the product reads something else than x as it is.
+    [[nodiscard]] bool rounds() const {
+        return args_.rounding.format != XFormat::kFloat || columns_ != nullptr;
+    }
+    [[nodiscard]] size_t between_floats() const {
+        return std::max(static_cast<size_t>(kLinearWideFloats), 2 * unpacked_floats(args_.rounding.k));
+    }
+    [[nodiscard]] size_t row_floats() const { return static_cast<size_t>(args_.rounding.row_bytes()) / 4; }
+    [[nodiscard]] size_t gathered_floats() const {
+        return columns_ == nullptr ? 0 : static_cast<size_t>(args_.rounding.k);
+    }
+    [[nodiscard]] float* own_rows(const Lane& lane) const {
+        return lane.scratch + kSumFloats + between_floats();
+    }
+
+    void round(const StepContext& context, const Lane& lane, int64_t row, float* rounded) const {
+        const float* x = context.f32(x_) + row * x_.row_stride;
+        if (columns_ != nullptr) {
+            float* gathered = own_rows(lane) + row_floats() * kOwnRows;
+            for (int64_t i = 0; i < args_.rounding.k; ++i) gathered[i] = x[columns_[i]];
+            x = gathered;
+        }
+        kernels_.round_row(args_.rounding, x,
+                           reinterpret_cast<std::byte*>(rounded) + row * args_.rounding.row_bytes());
+    }
+
+    void read_weight(StepChecker& step, int64_t outputs, int64_t k, bool has_offsets) {
+        const ResolvedWeight& codes = step.weight(0);
+        QuantizedWeight& w = args_.weight;
+        switch (codes.weight->dtype) {
+            case DType::kI8:
+                w.format = Codes::kInt8;
+                break;
+            case DType::kI4:
+                w.format = Codes::kInt4;
+                break;
+            case DType::kF8E4M3:
+                w.format = Codes::kFp8;
+                break;
+            case DType::kF4E2M1:
+                w.format = Codes::kFp4;
+                break;
+            default:
+                step.fail("weight '" + codes.weight->name + "' must be codes: i8, i4, f8e4m3 or f4e2m1");
+        }
+        check_shape(step, codes, outputs, k);
+        w.codes = codes.data;
+        w.k = k;
+        const int64_t group = step.integer("group", 0, k);
+        w.group = group > 0 ? group : k;
+        w.half_scales = step.weight(1).weight->dtype == DType::kF16;
+        for (size_t i = 1; i < (has_offsets ? 3u : 2u); ++i) {
+            const ResolvedWeight& scales = step.weight(i);
+            check_shape(step, scales, outputs, w.groups());
+            if (scales.weight->layout != Layout::kPanel16) step.fail("scales and offsets lie in panel16");
+            if (w.half_scales != (scales.weight->dtype == DType::kF16)) {
+                step.fail("scales and offsets must be of one dtype");
+            }
+            (i == 1 ? w.scales : w.offsets) = scales.data;
+        }
+    }
+
+    void read_rounding(StepChecker& step, int64_t k) {
+        static constexpr std::pair<const char*, XFormat> kFormats[] = {
+            {"float", XFormat::kFloat}, {"int8", XFormat::kInt8},   {"fp8", XFormat::kFp8},
+            {"nvfp4", XFormat::kNvfp4}, {"mxfp4", XFormat::kMxfp4}, {"mxfp8", XFormat::kMxfp8}};
+        Rounding& r = args_.rounding;
+        const std::string name = step.text("x_format");
+        const auto* found = std::find_if(std::begin(kFormats), std::end(kFormats),
+                                         [&](const auto& format) { return name == format.first; });
+        if (found == std::end(kFormats)) step.fail("unknown x_format '" + name + "'");
+        r.format = found->second;
+        r.k = k;
+        const int64_t group = step.integer_or("x_group", 0, 0, k);
+        r.group = group > 0 ? group : k;
+        if (r.format == XFormat::kNvfp4) r.group = 16;
+        if (r.format == XFormat::kMxfp4 || r.format == XFormat::kMxfp8) r.group = 32;
+        r.scale = static_cast<float>(step.number_or("x_scale", 0));
+        if (r.scale < 0) step.fail("x_scale is negative");
+        r.step = k;
+        if (r.format == XFormat::kInt8) read_steps(step);
+    }
+
+    // The integer sums run over the smaller of the two groups.
+    void read_steps(StepChecker& step) {
+        Rounding& r = args_.rounding;
+        const QuantizedWeight& w = args_.weight;
+        if (w.format == Codes::kFp8)
+            step.fail("codes f8e4m3 have no integer product; x_format must be float or fp8");
+        if (r.k > kMaxIntegerInputs) {
+            step.fail("an integer product has at most " + std::to_string(kMaxIntegerInputs) + " inputs");
+        }
+        const int64_t small = std::min(r.group, w.group), large = std::max(r.group, w.group);
+        if ((large < r.k && large % small != 0) || (small < r.k && small % 4 != 0)) {
+            step.fail("groups of " + std::to_string(w.group) + " weights and " + std::to_string(r.group) +
+                      " activations: the smaller must be a multiple of 4 and divide the larger");
+        }
+        r.step = small;
+        r.zero = w.format == Codes::kInt8 ? kernels_.int8_zero : w.format == Codes::kInt4 ? 8 : 12;
+        r.unit = w.format == Codes::kFp4 ? 0.5f : 1.0f;  // fp4 is taken as twice its value
+    }
+
+    void check_shape(StepChecker& step, const ResolvedWeight& w, int64_t rows, int64_t columns) const {
+        if (w.weight->shape == std::vector<int64_t>{rows, columns}) return;
+        std::string found;
+        for (const int64_t d : w.weight->shape) found += (found.empty() ? "" : ", ") + std::to_string(d);
+        step.fail("weight '" + w.weight->name + "' has shape [" + found + "], expected [" +
+                  std::to_string(rows) + ", " + std::to_string(columns) + "]");
+    }
+
+    // Column j of the codes multiplies x[columns[j]]. The data is read once it is there: weights are copied
+    // after the ops are made, so that the program's own is checked.
+    const int32_t* read_columns(StepChecker& step, size_t index, int64_t k) const {
+        const ResolvedWeight& w = step.weight(index);
+        if (w.weight->dtype != DType::kI32 || w.weight->layout != Layout::kPlain ||
+            w.weight->shape != std::vector<int64_t>{k}) {
+            step.fail("weight '" + w.weight->name + "' must be plain i32 of shape [" + std::to_string(k) +
+                      "]");
+        }
+        const auto* columns = reinterpret_cast<const int32_t*>(w.weight->data);
+        for (int64_t i = 0; i < k; ++i) {
+            if (columns[i] < 0 || columns[i] >= k) {
+                step.fail("weight '" + w.weight->name + "' names column " + std::to_string(columns[i]) +
+                          " of " + std::to_string(k));
+            }
+        }
+        return reinterpret_cast<const int32_t*>(w.data);
+    }
+
+    const KernelTable& kernels_;
+    Operand x_, y_, residual_;
+    QuantizedArgs args_;
+    LinearOutput output_;
+    const int32_t* columns_ = nullptr;
+    int64_t blocks_ = 0, max_rows_ = 0;
+    bool has_residual_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_quantized_linear(StepChecker& step) {
+    return std::make_unique<QuantizedLinear>(step);
+}
+
+}  // namespace castiron::host
