@@ -74,12 +74,13 @@ class CodeSource(Packed):
 class ScaleSource(Packed):
     """Scales, or offsets, [N, G] of one matrix or of gate and up, arranged as ``CodeSource`` does.
 
-    Numbers that the checkpoint or the plan holds as float16 stay so.
+    Numbers that the checkpoint or the plan holds as float16 stay so, unless ``wide``.
     """
 
-    def __init__(self, name: str, scales: Sequence[WeightExpr], *, panels: bool) -> None:
+    def __init__(self, name: str, scales: Sequence[WeightExpr], *, panels: bool, wide: bool = False) -> None:
         self._scales = [scale.without_upcast() for scale in scales]
-        dtype: WeightDType = "f16" if all(stored_dtype(scale) == "f16" for scale in scales) else "f32"
+        is_half = not wide and all(stored_dtype(scale) == "f16" for scale in scales)
+        dtype: WeightDType = "f16" if is_half else "f32"
         self._target = np.dtype(np.float16 if dtype == "f16" else np.float32)
         layout: Layout = "panel16" if panels else "plain"
         super().__init__(name, dtype, layout, _shape(name, self._scales, panels=panels))

@@ -100,7 +100,8 @@ def _quantized(name: str, exprs: list[WeightExpr], role: QuantizedRole, *, panel
         offset or Constant(part.scale.name, np.zeros(part.scale.shape, np.float32))
         for offset, part in zip(offsets, parts, strict=True)
     ]
-    return ScaleSource(name, filled, panels=panels)
+    # Kernels for rows are compiled for float32 offsets.
+    return ScaleSource(name, filled, panels=panels, wide=not panels)
 
 
 class WeightTable:

@@ -12,6 +12,7 @@ from itertools import product
 from types import FunctionType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl  # type: ignore[import-untyped]
@@ -25,20 +26,26 @@ from triton.runtime.interpreter import (  # type: ignore[import-untyped]
 from triton.runtime.jit import JITFunction  # type: ignore[import-untyped]
 
 _FUNCTIONS: dict[Any, Any] = {}
+#: What bfloat16 numbers go through besides casts. Types whose casts to bfloat16 the interpreter gets wrong.
+_ARITHMETIC = ("create_fadd", "create_fsub", "create_fmul")
+_BYTES = (tl.int8, tl.uint8, tl.float8e4nv)
 
 
 def _as_numbers(handle: Any) -> np.ndarray[Any, Any]:
-    """A block's numbers; the interpreter keeps bfloat16 as bit patterns."""
+    """A block's numbers; the interpreter keeps bfloat16 and 8-bit floats as bit patterns."""
     if handle.dtype.scalar == tl.bfloat16 and handle.data.dtype == np.uint16:
         numbers: np.ndarray[Any, Any] = (handle.data.astype(np.uint32) << 16).view(np.float32)
         return numbers
+    if handle.dtype.scalar == tl.float8e4nv and handle.data.dtype == np.uint8:
+        return handle.data.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return np.asarray(handle.data)
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
     # The interpreter's own product multiplies the bit patterns of bfloat16 operands.
-    product = np.matmul(_as_numbers(a).astype(np.float32), _as_numbers(b).astype(np.float32))
-    return TensorHandle(product + d.data, d.dtype.scalar)
+    exact = np.float64 if d.dtype.scalar == tl.int32 else np.float32
+    product = np.matmul(_as_numbers(a).astype(exact), _as_numbers(b).astype(exact))
+    return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
 
 def _cast(original: Any) -> Any:
@@ -49,9 +56,24 @@ def _cast(original: Any) -> Any:
             numbers = torch.from_numpy(np.ascontiguousarray(source.data))
             bits = numbers.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
             return TensorHandle(bits.reshape(source.data.shape), tl.bfloat16)
+        if target.scalar == tl.bfloat16 and source.dtype.scalar in _BYTES:
+            numbers = TensorHandle(_as_numbers(source).astype(np.float32), tl.float32)
+            return cast(self, numbers, target)
         return original(self, source, target)
 
     return cast
+
+
+def _bfloat16_too(original: Any, cast: Any) -> Any:
+    """A sum, difference or product that takes bfloat16 as numbers; the interpreter's takes bit patterns."""
+
+    def compute(self: Any, a: Any, b: Any) -> Any:
+        if a.dtype.scalar != tl.bfloat16:
+            return original(self, a, b)
+        numbers = (TensorHandle(_as_numbers(operand), tl.float32) for operand in (a, b))
+        return cast(self, original(self, *numbers), tl.bfloat16)
+
+    return compute
 
 
 def rewritten(function: JITFunction) -> Any:
@@ -85,7 +107,10 @@ def interpreting() -> Iterator[None]:
     """Inside, jit functions that call each other run as Python, and products of bfloat16 are right."""
     dot, cast, call = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl, JITFunction.__call__
     numpy_type = interpreter._get_np_dtype
+    arithmetic = {name: getattr(InterpreterBuilder, name) for name in _ARITHMETIC}
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = _dot, _cast(cast)
+    for name, original in arithmetic.items():
+        setattr(InterpreterBuilder, name, _bfloat16_too(original, InterpreterBuilder.cast_impl))
     JITFunction.__call__, interpreter._get_np_dtype = _call, _numpy_type(numpy_type)
     # The interpreter patches the modules that a function's globals hold; once for all functions here, because
     # patching at each call takes longer than the kernels do.
@@ -96,6 +121,8 @@ def interpreting() -> Iterator[None]:
     finally:
         scope.restore()
         InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl, JITFunction.__call__ = dot, cast, call
+        for name, original in arithmetic.items():
+            setattr(InterpreterBuilder, name, original)
         interpreter._get_np_dtype = numpy_type
 
 

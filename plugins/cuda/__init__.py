@@ -1,10 +1,23 @@
 """Built-in tactics of the CUDA targets: Triton kernels, compiled ahead of time (docs/cuda-kernels.md)."""
 
 from ..tactic import Tactic
-from . import attention, elementwise, embedding, kv, linear, movement, norm, reduction, rope, sampling
+from . import (
+    attention,
+    elementwise,
+    embedding,
+    kv,
+    linear,
+    movement,
+    norm,
+    quantized_linear,
+    reduction,
+    rope,
+    sampling,
+)
 
 TACTICS: tuple[Tactic, ...] = (
     *linear.TACTICS,
+    *quantized_linear.TACTICS,
     *norm.TACTICS,
     *embedding.TACTICS,
     *elementwise.TACTICS,

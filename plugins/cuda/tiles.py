@@ -7,6 +7,7 @@ fastest for the class's most rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..targets import Target
@@ -25,12 +26,17 @@ _LATENCY = 0.7e-6
 
 @dataclass(frozen=True)
 class Product:
-    """What is multiplied: x [rows, k], ``x_bytes`` an element, by weights [n, k], or [2n, k] if ``gated``."""
+    """What is multiplied: x [rows, k], ``x_bytes`` an element, by weights [n, k], or [2n, k] if ``gated``.
+
+    ``w_bytes`` of a weight; ``rate``: multiplications at a time, as a multiple of those in half precision.
+    """
 
     n: int
     k: int
     gated: bool = False
     x_bytes: int = 2
+    w_bytes: float = 2.0
+    rate: float = 1.0
 
     @property
     def matrices(self) -> int:
@@ -99,8 +105,10 @@ def stream_tile(target: Target, product: Product) -> StreamTile:
     return StreamTile(block_n, block_k, warps, stages)
 
 
-def row_classes(target: Target, product: Product, max_rows: int) -> tuple[RowClass, ...]:
-    """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``.
+def row_classes(
+    target: Target, product: Product, max_rows: int, tiles: Sequence[Tile] = ()
+) -> tuple[RowClass, ...]:
+    """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``, of ``tiles`` or of all there are.
 
     A class that loses next to nothing with the tile of the one below joins it: one kernel less to compile.
     """
@@ -111,7 +119,7 @@ def row_classes(target: Target, product: Product, max_rows: int) -> tuple[RowCla
         if high < low:
             continue
         rows = min(high, _MANY_ROWS)
-        tile = _best(target, product, rows, may_split=end in _CLASS_ENDS)
+        tile = _best(target, product, rows, tiles, may_split=end in _CLASS_ENDS)
         below = classes[-1].tile if classes else None
         # Parts of K are summed through memory that holds every row of the class, so such a class stays small.
         if below is not None and below.splits == 1 and _as_fast(target, product, rows, below, tile):
@@ -136,11 +144,12 @@ def seconds(target: Target, product: Product, rows: int, tile: Tile) -> float:
     depth = -(-product.k // tile.splits)
     # Large tiles load less from shared memory for each product, which keeps the matrix units busy.
     intensity = tile.block_m * columns / (tile.block_m + columns)
-    peak = target.matrix_flops / target.multiprocessors * 0.85 * intensity / (intensity + 16)
+    peak = target.matrix_flops * product.rate / target.multiprocessors * 0.85 * intensity / (intensity + 16)
     turns = -(-blocks // target.multiprocessors)
     compute = turns * 2.0 * tile.block_m * columns * depth / peak
-    memory = 2.0 * product.n * matrices * product.k + rows * (product.k * product.x_bytes + product.n * 4.0)
-    cache = blocks * depth * (tile.block_m * product.x_bytes + columns * 2.0)
+    memory = product.w_bytes * product.n * matrices * product.k
+    memory += rows * (product.k * product.x_bytes + product.n * 4.0)
+    cache = blocks * depth * (tile.block_m * product.x_bytes + columns * product.w_bytes)
     cache_bandwidth = max(target.multiprocessors * 45e9, 1.5 * target.bandwidth)
     resident = max(1, target.shared_bytes // shared_bytes(tile, product))
     waves = -(-blocks // (target.multiprocessors * resident))
@@ -153,8 +162,8 @@ def seconds(target: Target, product: Product, rows: int, tile: Tile) -> float:
 
 def shared_bytes(tile: Tile, product: Product) -> int:
     """Shared memory of a block: each stage holds a part of x and of the weights."""
-    row_bytes = tile.block_m * product.x_bytes + tile.block_n * product.matrices * 2
-    return tile.stages * tile.block_k * row_bytes
+    row_bytes = tile.block_m * product.x_bytes + tile.block_n * product.matrices * product.w_bytes
+    return int(tile.stages * tile.block_k * row_bytes)
 
 
 def candidates(target: Target, product: Product) -> list[Tile]:
@@ -184,10 +193,10 @@ def fits_tma(product: Product) -> bool:
     return product.x_bytes == 2 and product.k % 8 == 0
 
 
-def _best(target: Target, product: Product, rows: int, may_split: bool) -> Tile:
+def _best(target: Target, product: Product, rows: int, tiles: Sequence[Tile], may_split: bool) -> Tile:
     options = [
         replace(tile, splits=splits)
-        for tile in candidates(target, product)
+        for tile in tiles or candidates(target, product)
         for splits in (_SPLITS if may_split and not tile.tma else (1,))
         if splits == 1 or splits * 4 * tile.block_k <= product.k
     ]

@@ -9,7 +9,15 @@ from typing import Literal
 from ..launch import Grid, Param, size
 from ..tactic import Dim, Dims
 
-_POINTERS: Mapping[str, str] = {"f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i32": "*i32"}
+_POINTERS: Mapping[str, str] = {
+    "f32": "*fp32",
+    "bf16": "*bf16",
+    "f16": "*fp16",
+    "i32": "*i32",
+    "i8": "*i8",
+    "u8": "*u8",
+    "f8e4m3": "*fp8e4nv",
+}
 _SYMBOLS: Mapping[str, Literal["T", "N", "S", "D", "P"]] = {"T": "T", "N": "N", "S": "S", "D": "D", "P": "P"}
 
 

@@ -16,7 +16,15 @@ from castiron.plugins.launch import Param, TritonKernel
 
 #: Of the device that launches are counted for.
 _MULTIPROCESSORS = 4
-TORCH = {"f32": torch.float32, "i32": torch.int32, "bf16": torch.bfloat16, "f16": torch.float16}
+TORCH = {
+    "f32": torch.float32,
+    "i32": torch.int32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "f8e4m3": torch.float8_e4m3fn,
+}
 
 
 def run_call(

@@ -1,0 +1,275 @@
+"""Matrix products with quantized weights: Linear and GatedLinear by classes of row counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..launch import Grid, KernelLaunch, Param, TritonKernel, When, row_stride, value, weight
+from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
+from .kernels.linear import linear_reduce
+from .kernels.quantized_linear import quantized_stream, quantized_tile
+from .quantize import RoundedInput, rounded_input
+from .quantized_form import QuantizedForm, form_of, matrices
+from .quantized_tiles import product_of, quantized_classes, quantized_stream_tile
+from .reference_ops import gated_linear, linear
+from .tiles import STREAM_ROWS, Product, RowClass
+from .types import blocks_over, count, next_power_of_two, pointer, symbol
+
+_REDUCE_COLUMNS = 512
+_GROUP_ROW_TILES = 8
+Arguments = Mapping[str, tuple[str, Param]]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One product with its operands and its epilogue. ``uses``: the weights by role, in the call's order."""
+
+    form: QuantizedForm
+    shape: Product
+    context: Context
+    x: RoundedInput
+    y: Operand
+    residual: Operand | None
+    uses: Mapping[str, WeightUse]
+    activation: str
+    alpha: float
+
+    @property
+    def rows(self) -> Dim:
+        return self.x.x.shape[0]
+
+    @property
+    def most_rows(self) -> int:
+        """The largest row count of any step."""
+        if isinstance(self.rows, int):
+            return self.rows
+        limits = self.context.limits
+        return limits.max_logit_rows if self.rows == "N" else limits.max_num_tokens
+
+    @property
+    def partials(self) -> Operand:
+        """The sums of parts of K, with room for the largest class: classes never run in the same step."""
+        sums = [c.tile.splits * c.high for c in self.classes() if c.tile.splits > 1]
+        return Operand(f"{self.y.name}.partials", (max(sums, default=0), self.shape.n * self.shape.matrices))
+
+    def classes(self) -> tuple[RowClass, ...]:
+        classes = quantized_classes(self.context.target, self.shape, self.form, self.most_rows)
+        return classes if isinstance(self.rows, str) else classes[-1:]
+
+    def epilogue(self) -> dict[str, Any]:
+        return {
+            "N": self.shape.n,
+            "GATED": self.shape.gated,
+            "ACTIVATION": self.activation,
+            "ALPHA": self.alpha,
+            "HAS_BIAS": "vector" in self.uses,
+            "HAS_RESIDUAL": self.residual is not None,
+        }
+
+    def constants(self, scales: str) -> dict[str, Any]:
+        form = self.form
+        # One group is as good as the next power of two: kernels cut steps at powers of two.
+        whole = next_power_of_two(form.inputs)
+        return {
+            "K": form.inputs,
+            "GROUP": whole if form.group == form.inputs else form.group,
+            "X_GROUP": form.x_group or whole,
+            "MATH": form.math,
+            "FORMAT": form.quant.format,
+            "SCALES": scales,
+            "X_SCALES": form.x_scales,
+            "HAS_OFFSETS": form.quant.has_offset,
+            "HALF": self.context.half,
+        }
+
+    def arguments(self, y: Operand) -> Arguments:
+        """What is absent gets the address of ``y``: any will do, it is not read."""
+        nothing = (pointer(y.dtype), value(y.name))
+        residual = self.residual or self.y
+        x, x_scales = self.x.x, self.x.scales
+        scales = self._weight("scales", pointer(self.form.quant.scale_dtype), nothing)
+        rows = self._weight("row_scales", "*fp32", scales)
+        return {
+            "x": (pointer(x.dtype), value(x.name)),
+            "x_scales": nothing if x_scales is None else ("*fp32", value(x_scales.name)),
+            "codes": self._weight("codes", self._codes_type, nothing),
+            "scales": self._weight("block_scales", "*u8", scales),
+            "row_scales": rows,
+            "offsets": self._weight("offsets", "*fp32", nothing),
+            "bias": self._weight("vector", "*fp32", nothing),
+            "residual": (pointer(residual.dtype), value(residual.name)),
+            "y": (pointer(y.dtype), value(y.name)),
+            "rows": ("i32", count(self.rows)),
+            "x_stride": ("i32", row_stride(x.name)),
+            "residual_stride": ("i32", row_stride(residual.name)),
+            "x_scale": ("fp32", Param("f32", self._x_scale)),
+        }
+
+    def _weight(self, role: str, kind: str, absent: tuple[str, Param]) -> tuple[str, Param]:
+        return (kind, weight(list(self.uses).index(role))) if role in self.uses else absent
+
+    @property
+    def _codes_type(self) -> str:
+        if self.form.packed:
+            return "*u32"
+        if self.form.quant.format == "int8":
+            return "*i8"
+        # Before sm_89 there are no conversions of float8: kernels take the bytes.
+        return "*fp8e4nv" if self.context.target.compute_capability >= 89 else "*u8"
+
+    @property
+    def _x_scale(self) -> float:
+        """The static scale of x, where the numbers that the product reads lack it."""
+        form = self.form
+        lacks = form.x_storage in ("codes", "values") or form.x_format == "nvfp4"
+        return form.x_scale if lacks and form.x_scale else 1.0
+
+
+def _launch(
+    product: _Product,
+    function: Any,
+    arguments: Arguments,
+    constants: Mapping[str, Any],
+    grid: Grid,
+    rows: tuple[int, int],
+    warps: int = 4,
+    stages: int = 3,
+    hot: bool = True,
+) -> KernelLaunch:
+    """A launch for the row counts ``rows``, both ends included, with the epilogue's constants added."""
+    kernel = TritonKernel(
+        function,
+        {name: kind for name, (kind, _) in arguments.items()},
+        {**product.epilogue(), **constants},
+        num_warps=warps,
+        num_stages=stages,
+        hot=hot,
+    )
+    when = When(symbol(product.rows), *rows) if isinstance(product.rows, str) else None
+    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
+
+
+def _stream(product: _Product) -> KernelLaunch:
+    tile = quantized_stream_tile(product.context.target, product.shape, product.form)
+    constants = {
+        **product.constants(product.form.scales),
+        "BLOCK_M": STREAM_ROWS,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "WARPS": tile.warps,
+    }
+    grid = Grid(times=-(-product.shape.n // tile.block_n))
+    arguments = product.arguments(product.y)
+    rows = (1, STREAM_ROWS)
+    return _launch(product, quantized_stream, arguments, constants, grid, rows, tile.warps, tile.stages)
+
+
+def _tiled(product: _Product, of_class: RowClass) -> tuple[KernelLaunch, ...]:
+    tile, rows = of_class.tile, (of_class.low, of_class.high)
+    split = {"SPLITS": tile.splits, "SPLIT_ROWS": of_class.high if tile.splits > 1 else 1}
+    constants = {
+        **product.constants(product.form.tile_scales),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP_M": _GROUP_ROW_TILES,
+        **split,
+    }
+    arguments = product.arguments(product.y if tile.splits == 1 else product.partials)
+    columns = -(-product.shape.n // tile.block_n)
+    grid = blocks_over(product.rows, tile.block_m, columns * tile.splits)
+    launch = _launch(product, quantized_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
+    return (launch,) if tile.splits == 1 else (launch, _reduce(product, split, rows))
+
+
+def _reduce(product: _Product, split: Mapping[str, int], rows: tuple[int, int]) -> KernelLaunch:
+    names = ("bias", "residual", "y", "rows", "residual_stride")
+    given = product.arguments(product.y)
+    arguments = {"partials": ("*fp32", value(product.partials.name))} | {name: given[name] for name in names}
+    constants = {**split, "BLOCK_N": _REDUCE_COLUMNS}
+    grid = blocks_over(product.rows, 1, -(-product.shape.n // _REDUCE_COLUMNS))
+    return _launch(product, linear_reduce, arguments, constants, grid, rows, hot=False)
+
+
+def _uses(op: Op, form: QuantizedForm, biases: tuple[Operand, ...]) -> dict[str, WeightUse]:
+    parts = tuple(operand.name for operand in matrices(op))
+    uses = {"codes": WeightUse(parts, "codes")}
+    if form.scales in ("e4m3", "e8m0"):
+        uses["block_scales"] = WeightUse(parts, "block_scales")
+        if form.scales == "e4m3":
+            uses["row_scales"] = WeightUse(parts, "row_scales")
+    else:
+        uses["scales"] = WeightUse(parts, "scales")
+    if form.quant.has_offset:
+        uses["offsets"] = WeightUse(parts, "offsets")
+    if biases:
+        uses["vector"] = WeightUse(tuple(bias.name for bias in biases), "vector")
+    return uses
+
+
+def _lower(op: Op, context: Context) -> Lowering:
+    form = form_of(op, context)
+    assert form is not None, "accepted"
+    gated = op.kind == "castiron.GatedLinear"
+    x, y, w = op.required(0), op.outputs[0], op.required(1)
+    given = (op.input(3), op.input(4)) if gated else (op.input(2),)
+    residual = None if gated else op.input(3)
+    columns = WeightUse((w.name,), "columns")
+    x_read = rounded_input(x, y.name, form, context, columns)
+    x_bytes = 4 if x_read.x.dtype == "f32" else form.x_bytes
+    product = _Product(
+        form,
+        product_of(form, int(w.shape[0]), gated, x_bytes),
+        context,
+        x_read,
+        y,
+        residual,
+        _uses(op, form, tuple(bias for bias in given if bias is not None)),
+        str(op.attrs.get("activation", "none")),
+        float(op.attrs.get("alpha", 1.0)),
+    )
+    launches: list[KernelLaunch] = []
+    if isinstance(product.rows, str) or product.rows <= STREAM_ROWS:
+        launches.append(_stream(product))
+    for rows in product.classes():
+        launches += _tiled(product, rows)
+    partials = (product.partials,) if product.partials.shape[0] else ()
+    read = [x_read.x.name, *([] if x_read.scales is None else [x_read.scales.name])]
+    call = Call(
+        "quantized_gated_linear" if gated else "quantized_linear",
+        [*read, *([] if residual is None else [residual.name])],
+        [y.name, *(operand.name for operand in partials)],
+        tuple(product.uses.values()),
+        {"activation": product.activation, "alpha": product.alpha},
+        tuple(launches),
+        takes_views=True,
+        in_place=() if residual is None else ((0, len(read)),),
+    )
+    before = () if x_read.call is None else (x_read.call,)
+    return Lowering((*before, call), (*x_read.temporaries, *partials))
+
+
+def _fits(op: Op, context: Context) -> bool:
+    if any(not w.constant or len(w.shape) != 2 for w in matrices(op)):
+        return False
+    if op.kind == "castiron.GatedLinear" and (op.input(3) is None) != (op.input(4) is None):
+        return False
+    return form_of(op, context) is not None
+
+
+def _cost(op: Op, context: Context, tokens: int) -> float:
+    form = form_of(op, context)
+    assert form is not None, "accepted"
+    elements = sum(element_count(w.shape, tokens) for w in matrices(op))
+    rows = element_count(op.required(0).shape[:1], tokens)
+    target = context.target
+    rate = target.matrix_flops * (1.0 if form.math == "half" else 2.0)
+    return max(form.w_bytes * elements / target.bandwidth, 2.0 * rows * elements / rate) * 0.99
+
+
+TACTICS = (
+    Tactic("cuda.quantized_linear", "castiron.Linear", "cuda", _fits, _lower, _cost, linear),
+    Tactic("cuda.quantized_gated_linear", "castiron.GatedLinear", "cuda", _fits, _lower, _cost, gated_linear),
+)

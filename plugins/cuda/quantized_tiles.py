@@ -1,0 +1,69 @@
+"""Tiles of quantized products: those of tiles.py for weights of 4 and 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..targets import Target
+from .quantized_form import QuantizedForm
+from .tiles import STREAM_ROWS, Product, RowClass, StreamTile, Tile, row_classes, shared_bytes
+
+#: Bytes of weights, and of x, that one stage fetches at most.
+_STAGE_BYTES = 16 << 10
+_WARPS = 4
+
+
+def product_of(form: QuantizedForm, n: int, gated: bool, x_bytes: int) -> Product:
+    """The product as the cost model sees it."""
+    return Product(n, form.inputs, gated, x_bytes, form.w_bytes, 1.0 if form.math == "half" else 2.0)
+
+
+def quantized_stream_tile(target: Target, product: Product, form: QuantizedForm) -> StreamTile:
+    """As tiles.stream_tile, with steps inside one group of scales where sums are scaled."""
+    sizes = (32, 16) if product.gated else (64, 32, 16)
+    fitting = [size for size in sizes if -(-product.n // size) >= 0.75 * target.multiprocessors]
+    block_n = fitting[0] if fitting else 16
+    small = target.shared_bytes < 128 << 10
+    stages = 3 if small else 4
+    stage = _STAGE_BYTES // 2 if small else _STAGE_BYTES
+    of_weights = int(stage / (product.w_bytes * block_n * product.matrices))
+    step = min(of_weights, stage // (STREAM_ROWS * product.x_bytes)) // _WARPS
+    while step > form.least_step and step * _WARPS >= 2 * product.k:
+        step //= 2
+    most = form.most_step(form.scales)
+    step = max(min(step, most) if most else step, form.least_step)
+    step = 1 << (step.bit_length() - 1)
+    return StreamTile(block_n, step, _WARPS, min(stages, 1 + -(-product.k // (step * _WARPS))))
+
+
+def quantized_classes(
+    target: Target, product: Product, form: QuantizedForm, max_rows: int
+) -> tuple[RowClass, ...]:
+    """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``."""
+    return row_classes(target, product, max_rows, candidates(target, product, form))
+
+
+def candidates(target: Target, product: Product, form: QuantizedForm) -> list[Tile]:
+    """Tiles whose accumulators fit the registers and whose stages fit the shared memory of a block.
+
+    Weights are the rows of what the matrix unit computes; warpgroups take 64 of them at least.
+    """
+    deep = target.compute_capability in (90, 100)
+    step = (128 if deep else 64) if form.packed or form.math != "half" else 64
+    most = form.most_step(form.tile_scales)
+    step = max(min(step, most) if most else step, form.least_step)
+    # Sums that are scaled step by step need a second accumulator.
+    twice = bool(most)
+    shapes = [(32, 64, 4), (64, 64, 4), (64, 128, 4 if not twice else 8), (128, 64, 4 if not twice else 8)]
+    if not (twice and form.x_scales == "sums"):
+        shapes.append((128, 128, 8))
+    found = []
+    for block_m, columns, warps in shapes:
+        block_n = max(columns // product.matrices, 64 if deep else 16)
+        if block_n * product.matrices > columns and columns < 128:
+            continue
+        tile = Tile(block_m, block_n, step, warps, 4)
+        while shared_bytes(tile, product) > target.shared_bytes - 4096 and tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        found.append(tile)
+    return found
