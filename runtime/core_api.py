@@ -42,8 +42,15 @@ class CoreEvent(Protocol):
 class Core(Protocol):
     """``_core.Engine``: one C++ thread runs the steps; ``poll`` is for one thread, the rest for any."""
 
-    def submit(self, prompt: npt.NDArray[np.int32], params: Any) -> int:
-        """Queue a request; raises ValueError with a message for the user."""
+    def submit(
+        self, prompt: npt.NDArray[np.int32], params: Any, priority: int = 0, cache_salt: bytes = b""
+    ) -> int:
+        """Queue a request; raises ValueError with a message for the user.
+
+        Args:
+            priority: smaller numbers are served first.
+            cache_salt: 16 bytes, a digest of who may share cached prefixes; empty = everybody without one.
+        """
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; its last event says ``cancelled``."""

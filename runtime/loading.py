@@ -26,6 +26,14 @@ _NO_PROBE: dict[str, Any] = {"devices": [], "driver": 0, "error": ""}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
+SCHEDULING_POLICIES = ("fcfs", "priority")
+CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
+_INTEGERS = (
+    *("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks"),
+    *("max_queue_size", "max_queued_tokens"),
+)
+
+
 @dataclass(frozen=True)
 class RuntimeOptions:
     """What a runtime may choose within an engine's limits; None leaves the choice to the engine.
@@ -43,6 +51,13 @@ class RuntimeOptions:
         kv_cache_fraction: part of the GPU's memory left after weights and activations that the KV cache
             takes where its size is not given otherwise; default 0.9.
         max_queue_size: requests that may wait; more are refused. None = no bound.
+        max_queued_tokens: tokens of the prompts that may wait; None = no bound. One prompt may always wait.
+        enable_prefix_caching: keep the keys and values of finished prompts as long as there is room, and use
+            them for prompts that begin alike.
+        scheduling_policy: "fcfs" (as they come) or "priority" (by the requests' ``priority``).
+        capacity_scheduler_policy: "guaranteed_no_evict" (a request starts when the KV cache has room for
+            its longest possible output, and runs to its end) or "max_utilization" (it starts when there is
+            room for its prompt; when room is short, requests are set back and computed again).
     """
 
     device: str = "auto"
@@ -55,14 +70,24 @@ class RuntimeOptions:
     kv_cache_memory: int | str | None = None
     kv_cache_fraction: float | None = None
     max_queue_size: int | None = None
+    max_queued_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = SCHEDULING_POLICIES[0]
+    capacity_scheduler_policy: str = CAPACITY_POLICIES[0]
 
     def check(self, engine: Engine) -> None:
         """Raise EngineError for values that make no sense or go over the engine's limits."""
-        for name in ("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks", "max_queue_size"):
+        for name in _INTEGERS:
             value = getattr(self, name)
             least = 0 if name == "max_queue_size" else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise EngineError(f"{name} is {value!r}; expected an integer of at least {least}")
+        for name, known in (
+            ("scheduling_policy", SCHEDULING_POLICIES),
+            ("capacity_scheduler_policy", CAPACITY_POLICIES),
+        ):
+            if getattr(self, name) not in known:
+                raise EngineError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(known)}")
         limits = engine.manifest.limits
         for name in ("max_batch_size", "max_num_tokens"):
             value, limit = getattr(self, name), getattr(limits, name)
@@ -115,6 +140,10 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
         "max_batch_size": options.max_batch_size,
         "max_num_tokens": options.max_num_tokens,
         "kv_cache_blocks": _kv_cache_blocks(options, program),
+        "max_queued_tokens": options.max_queued_tokens,
+        "prefix_caching": options.enable_prefix_caching,
+        "scheduling_policy": options.scheduling_policy,
+        "capacity_scheduler_policy": options.capacity_scheduler_policy,
     }
     if program.kernels:
         given["kernel_images"] = engine.kernel_images(choice.target)

@@ -59,6 +59,9 @@ class ModelRunner:
         kv_cache_blocks: int | None = None,
         kv_cache_memory: int | str | None = None,
         kv_cache_fraction: float | None = None,
+        enable_prefix_caching: bool = True,
+        scheduling_policy: str = "fcfs",
+        capacity_scheduler_policy: str = "guaranteed_no_evict",
     ) -> ModelRunner:
         """Load an engine that ``castiron build`` wrote.
 
@@ -73,6 +76,8 @@ class ModelRunner:
             kv_cache_blocks: size of the KV cache in blocks of 32 tokens.
             kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
             kv_cache_fraction: the same as a part of the GPU's memory left by weights and activations.
+            enable_prefix_caching: use the keys and values of earlier prompts that begin alike.
+            scheduling_policy, capacity_scheduler_policy: see ``RuntimeOptions``.
 
         Raises:
             EngineError: no engine, a damaged one, or one for another version or device; an option over its
@@ -88,6 +93,9 @@ class ModelRunner:
             kv_cache_blocks=kv_cache_blocks,
             kv_cache_memory=kv_cache_memory,
             kv_cache_fraction=kv_cache_fraction,
+            enable_prefix_caching=enable_prefix_caching,
+            scheduling_policy=scheduling_policy,
+            capacity_scheduler_policy=capacity_scheduler_policy,
         )
         return cls(open_session(engine_dir, rank, options))
 

@@ -18,6 +18,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKENS = 1024
 MAX_N = 128
+MAX_SALT_CHARS = 1024
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string, or the text of the stop token, in the text.
         detokenize: False leaves ``text`` empty and saves the work; not possible with ``stop``.
+        priority: smaller numbers are served first, and their cached prefixes kept longest; other than 0 only
+            on an engine started with ``scheduling_policy="priority"``.
+        cache_salt: cached prefixes are shared only by requests of the same salt: give each tenant one that
+            the others cannot guess (None = shared by all requests without one).
 
     Raises:
         ParameterError: (a RequestError) a value of the wrong type or out of range; the text says what is
@@ -69,6 +74,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
+    priority: int = 0
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -98,6 +105,10 @@ class SamplingParams:
         if self.logprobs is not None:
             put("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         put("n", _integer("n", self.n, 1, MAX_N))
+        put("priority", _integer("priority", self.priority, -(2**31), 2**31 - 1))
+        salt = self.cache_salt
+        if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_CHARS):
+            _refuse("cache_salt", salt, f"a string of 1 to {MAX_SALT_CHARS} characters")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, getattr(self, name), "true or false")

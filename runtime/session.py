@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import threading
 import time
@@ -182,6 +183,7 @@ class Session:
         request = Request(ids, params, self._eos, make, sink)
         core_params = self._core_params(params, context_logits)
         prompt = np.asarray(ids, dtype=np.int32)
+        salt = b"" if params.cache_salt is None else _digest(params.cache_salt)
         if os.getpid() != self._process:
             raise EngineError(
                 "this process was forked from the one that loaded the engine, and an engine's threads do not "
@@ -192,11 +194,11 @@ class Session:
             if self._capacity is not None and len(self._requests) >= self._capacity:
                 raise self._full()
             try:
-                request.id = self.core.submit(prompt, core_params)
+                request.id = self.core.submit(prompt, core_params, params.priority, salt)
             except ValueError as e:
                 raise RequestError(str(e)) from None
-            except self._types.queue_full:
-                raise self._full() from None
+            except self._types.queue_full as e:
+                raise QueueFullError(f"{e}; try again later", retry_after=1) from None
             except self._types.dead as e:
                 raise EngineError(f"the engine stopped working: {e}; restart it") from None
             if not self._requests:
@@ -310,6 +312,11 @@ _SAME_NAME = (
     "frequency_penalty",
     "seed",
 )
+
+
+def _digest(salt: str) -> bytes:
+    """16 bytes that nobody finds a second salt for."""
+    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _token_ids(prompt: Any, vocab_size: int) -> list[int]:

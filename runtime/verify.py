@@ -23,9 +23,10 @@ from castiron.errors import EngineError
 
 from ..engines import Engine, GoldenSequence
 from ..engines.program import BLOCK_TOKENS
-from .core_api import Core, CoreEvent
+from .core_api import Core
 from .devices import DeviceChoice
 from .loading import RuntimeOptions, load_core
+from .probe import Probe
 from .verify_report import PromptReport, VerifyReport, tolerance_for
 
 Floats = npt.NDArray[np.float32]
@@ -33,8 +34,6 @@ Floats = npt.NDArray[np.float32]
 #: blocks.
 _LENGTHS = (1, 7, 31, 32, 40)
 _DECODE_TOKENS = 12
-_POLL_SECONDS = 1.0
-_TIMEOUT = 1800.0
 
 
 class Runner(Protocol):
@@ -55,6 +54,7 @@ class CoreRunner:
         least = replace(
             options or RuntimeOptions(),
             max_batch_size=1,
+            enable_prefix_caching=False,  # every token is to be computed
             kv_cache_blocks=-(-min(tokens, engine.manifest.limits.max_seq_len) // BLOCK_TOKENS) + 1,
         )
         used = engine.manifest.special_tokens.vocab_size_used
@@ -100,6 +100,7 @@ def verify(
 class _Verifier:
     def __init__(self, engine: Engine, runner: Runner, progress: Callable[[int, int], None] | None) -> None:
         self.runner = runner
+        self.probe = Probe(runner.core, runner.make_params)
         self.progress = progress
         self.tolerance = tolerance_for(engine.manifest.model.dtype, runner.choice)
         self.max_seq_len = engine.manifest.limits.max_seq_len
@@ -155,7 +156,7 @@ class _Verifier:
         """Compare all golden rows of a prompt of ``length`` tokens."""
         chosen = sequence.rows < length
         golden = sequence.logits[chosen]
-        found = self.context_logits(sequence.tokens[:length])[sequence.rows[chosen]]
+        found = self.probe.context_logits(sequence.tokens[:length])[sequence.rows[chosen]]
         if not len(golden):
             return
         errors = np.abs(found - golden)
@@ -190,9 +191,9 @@ class _Verifier:
         if count < 1:
             return
         prompt = sequence.tokens[: sequence.prefix]
-        tokens, logprobs = self.generate(prompt, count)
+        tokens, logprobs = self.probe.generate(prompt, count)
         text = np.concatenate([prompt, np.asarray(tokens, np.int32)])
-        own = _log_softmax(self.context_logits(text)[len(prompt) - 1 : -1])
+        own = _log_softmax(self.probe.context_logits(text)[len(prompt) - 1 : -1])
         scale = max(1.0, float(np.abs(sequence.logits).max()))
         own_error = _difference(logprobs, own)
         problem = ""
@@ -239,57 +240,6 @@ class _Verifier:
         if report.problem:
             where = f"{report.phase}, sequence {report.sequence}, prompt of {report.prompt_tokens}"
             self.problems.append(f"{where}: {report.problem}")
-
-    def context_logits(self, tokens: npt.NDArray[np.int32]) -> Floats:
-        """Return the engine's logits [len(tokens), V] of one prompt."""
-        params = self.runner.make_params()
-        params.max_tokens = 0
-        params.context_logits = True
-        events = self.collect(tokens, params)
-        parts = [np.asarray(e.context_logits, np.float32) for e in events if e.context_logits is not None]
-        logits = np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
-        if len(logits) != len(tokens):
-            raise EngineError(f"the runtime returned logits for {len(logits)} of {len(tokens)} tokens.")
-        return logits
-
-    def generate(self, tokens: npt.NDArray[np.int32], count: int) -> tuple[list[int], list[dict[int, float]]]:
-        """Return ``count`` greedy tokens and, for each, {token: log-probability} of the sampled and the top
-        ones.
-        """
-        params = self.runner.make_params()
-        params.max_tokens = count
-        params.temperature = 0.0
-        params.logprobs = 5
-        generated: list[int] = []
-        logprobs: list[dict[int, float]] = []
-        for event in self.collect(tokens, params):
-            for token, entry in zip(event.token_ids, event.logprobs, strict=True):
-                generated.append(int(token))
-                logprobs.append(
-                    {**{int(t): float(p) for t, p in entry.top}, int(token): float(entry.logprob)}
-                )
-        if len(generated) != count:
-            raise EngineError(f"the runtime generated {len(generated)} of {count} tokens.")
-        return generated, logprobs
-
-    def collect(self, tokens: npt.NDArray[np.int32], params: Any) -> list[CoreEvent]:
-        try:
-            request = self.runner.core.submit(np.ascontiguousarray(tokens, np.int32), params)
-        except ValueError as error:
-            raise EngineError(
-                f"the runtime refused a golden prompt of {len(tokens)} tokens: {error}"
-            ) from None
-        events: list[CoreEvent] = []
-        deadline = time.monotonic() + _TIMEOUT
-        while not (events and events[-1].finished):
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"a golden prompt of {len(tokens)} tokens got no answer in {_TIMEOUT:.0f} seconds."
-                )
-            events += [event for event in self.runner.core.poll(_POLL_SECONDS) if event.request_id == request]
-        if events[-1].finish_reason == "error":
-            raise EngineError(f"the runtime failed on a golden prompt: {events[-1].error}")
-        return events
 
 
 def _lengths(longest: int) -> list[int]:

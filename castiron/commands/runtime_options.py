@@ -13,6 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NAMES = (
     *("device", "trust_plugins", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
     *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
+    *("enable_prefix_caching", "scheduling_policy", "capacity_scheduler_policy"),
 )
 
 device_option = click.option(
@@ -55,6 +56,24 @@ def runtime_options(function: _Function) -> _Function:
                 "--kv-cache-fraction",
                 type=click.FloatRange(0, 1, min_open=True),
                 help="KV cache as a part of the GPU's memory that is left. [default: 0.9]",
+            ),
+            click.option(
+                "--enable-prefix-caching/--no-enable-prefix-caching",
+                default=True,
+                help="Use the KV cache of earlier prompts that begin alike. [default: on]",
+            ),
+            click.option(
+                "--scheduling-policy",
+                type=click.Choice(["fcfs", "priority"]),
+                default="fcfs",
+                help="Which waiting request is served first.",
+            ),
+            click.option(
+                "--capacity-scheduler-policy",
+                type=click.Choice(["guaranteed_no_evict", "max_utilization"]),
+                default="guaranteed_no_evict",
+                help="Start a request when its longest output fits, or when its prompt does and set requests "
+                "back when room is short.",
             ),
         )
     ):

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     "--max-queue-size", type=click.IntRange(min=0), default=256, help="Waiting requests; more get status 429."
 )
 @click.option(
+    "--max-queued-tokens", type=click.IntRange(min=1), help="Waiting prompts' tokens; more get status 429."
+)
+@click.option(
     "--generation-config",
     type=click.Choice(["auto", "none"]),
     default="auto",
@@ -49,6 +52,7 @@ def command(
     port: int,
     served_model_name: tuple[str, ...],
     max_queue_size: int,
+    max_queued_tokens: int | None,
     generation_config: str,
     worker_threads: int,
     max_body_bytes: int,
@@ -67,7 +71,8 @@ def command(
     from castiron.runtime.server.service import ServerConfig, Service
 
     began = time.perf_counter()
-    session = open_session(engine, options=RuntimeOptions(max_queue_size=max_queue_size, **runtime))
+    options = RuntimeOptions(max_queue_size=max_queue_size, max_queued_tokens=max_queued_tokens, **runtime)
+    session = open_session(engine, options=options)
     try:
         tokenizer = session.tokenizer
         seconds = time.perf_counter() - began

@@ -26,9 +26,16 @@ SchedulerLimits choose_limits(const Limits& built, const EngineOptions& options)
             built.max_seq_len};
 }
 
-int choose_queue_size(int chosen) {
-    if (chosen >= 1) return chosen;
-    throw std::invalid_argument("max_queue_size is " + std::to_string(chosen) + "; expected 1 or more");
+EngineOptions checked(const EngineOptions& options) {
+    if (options.max_queue_size < 1) {
+        throw std::invalid_argument("max_queue_size is " + std::to_string(options.max_queue_size) +
+                                    "; expected 1 or more");
+    }
+    if (options.max_queued_tokens < 0) {
+        throw std::invalid_argument("max_queued_tokens is " + std::to_string(options.max_queued_tokens) +
+                                    "; expected 1 or more, or 0 for no bound");
+    }
+    return options;
 }
 
 PoolSize choose_pool(const Device& device, const Limits& built, const SchedulerLimits& limits, int blocks) {
@@ -53,16 +60,16 @@ Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_s
                const EngineOptions& options)
     : limits_(choose_limits(limits, options)),
       vocab_size_(vocab_size),
-      max_queue_size_(static_cast<size_t>(choose_queue_size(options.max_queue_size))),
+      options_(checked(options)),
       entropy_(draw_entropy()),
       device_(std::move(device)),
       pool_size_(choose_pool(*device_, limits, limits_, options.kv_cache_blocks)),
       pool_(pool_size_.blocks),
-      scheduler_(limits_, pool_),
+      scheduler_(limits_, pool_, options_.capacity, static_cast<size_t>(options_.max_queue_size)),
       runner_(*device_, limits_, vocab_size, within("vocab_limit", options.vocab_limit, vocab_size)) {
     device_->reserve_kv(pool_size_.blocks);
     touched_.reserve(static_cast<size_t>(limits_.max_batch_size));
-    inbox_.reserve(max_queue_size_);
+    inbox_.reserve(static_cast<size_t>(options_.max_queue_size));
     update_gauges();
     thread_ = std::thread([this] { loop(); });
 }
@@ -71,8 +78,14 @@ Engine::~Engine() {
     shutdown();
 }
 
-RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params) {
+RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
+                         const RequestOptions& options) {
     params.validate(vocab_size_);
+    if (options.priority != 0 && options_.scheduling != SchedulingPolicy::kPriority) {
+        throw std::invalid_argument("priority is " + std::to_string(options.priority) +
+                                    ", and this engine serves requests as they come; leave it out, or start "
+                                    "the engine with the scheduling policy \"priority\"");
+    }
     if (prompt.empty()) throw std::invalid_argument("the prompt is empty; at least one token is needed");
     const auto length = static_cast<int64_t>(prompt.size());
     const int64_t room = limits_.max_seq_len - length;
@@ -97,15 +110,24 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params)
     const auto bits = philox4x32({static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 0, 0},
                                  {static_cast<uint32_t>(entropy_), static_cast<uint32_t>(entropy_ >> 32)});
     const uint64_t seed = params.seed.value_or((uint64_t{bits[0]} << 32) | bits[1]);
-    auto request = std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_);
+    const CacheUse cache{options_.prefix_caching, options.cache_salt, options.priority};
+    auto request =
+        std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_, cache);
 
     lock.lock();
     if (!stats_.dead.empty()) throw EngineDeadError("the engine is dead: " + stats_.dead);
     if (stopping_) throw EngineDeadError("the engine was shut down");
-    if (inbox_.size() + static_cast<size_t>(stats_.waiting) >= max_queue_size_) {
-        throw QueueFullError(std::to_string(max_queue_size_) +
-                             " requests are waiting already (max_queue_size)");
+    const auto waiting = static_cast<int64_t>(inbox_.size()) + stats_.waiting;
+    if (waiting >= options_.max_queue_size) {
+        throw QueueFullError(std::to_string(waiting) + " requests are waiting already (max_queue_size)");
     }
+    const int64_t tokens = inbox_tokens_ + stats_.waiting_tokens;
+    if (options_.max_queued_tokens > 0 && waiting > 0 && tokens + length > options_.max_queued_tokens) {
+        throw QueueFullError(std::to_string(tokens) +
+                             " tokens are waiting already, and max_queued_tokens is " +
+                             std::to_string(options_.max_queued_tokens));
+    }
+    inbox_tokens_ += length;
     if (outbox_.capacity() <= live_.size()) outbox_.reserve(2 * live_.size() + 64);
     inbox_.push_back(request.get());
     live_.emplace(id, std::move(request));
@@ -160,6 +182,7 @@ EngineStats Engine::stats(size_t recent_steps) const {
     const std::lock_guard lock(mutex_);
     EngineStats stats = stats_;
     stats.waiting += static_cast<int>(inbox_.size());
+    stats.waiting_tokens += inbox_tokens_;
     stats.recent_steps = trace_.last(recent_steps);
     return stats;
 }
@@ -200,12 +223,18 @@ bool Engine::take_in(StepRecord& record) {
         return stopping_ || !inbox_.empty() || !cancels_.empty() || !scheduler_.running().empty() ||
                !scheduler_.waiting().empty();
     };
+    if (steps_ > checked_steps_ && !work_.wait_for(lock, kIdleCheck, has_work)) {
+        lock.unlock();
+        check_cache();
+        lock.lock();
+    }
     work_.wait(lock, has_work);
     if (stopping_) return false;
     const auto begin = Clock::now();
     record.start = std::chrono::duration<double>(begin - born_).count();
     for (Request* request : inbox_) scheduler_.enqueue(*request);
     inbox_.clear();
+    inbox_tokens_ = 0;
     bool news = false;
     for (const RequestId id : cancels_) {
         const auto found = live_.find(id);
@@ -223,17 +252,44 @@ bool Engine::take_in(StepRecord& record) {
     return true;
 }
 
+// Nothing runs and nothing waits: no block may be in use or promised.
+void Engine::check_cache() {
+    checked_steps_ = steps_;
+    std::string found;
+    try {
+        pool_.check_integrity();
+        if (pool_.used() + pool_.promised() > 0) {
+            found = std::to_string(pool_.used()) + " KV blocks are in use and " +
+                    std::to_string(pool_.promised()) + " promised, and no request is there";
+        }
+    } catch (const std::logic_error& error) {
+        found = error.what();
+    }
+    if (found.empty()) return;
+    pool_ = BlockPool(pool_size_.blocks);
+    const std::lock_guard lock(mutex_);
+    stats_.kv_integrity_error = found;
+    update_gauges();
+}
+
 void Engine::step(StepRecord& record) {
     const auto begin = Clock::now();
     const StepPlan& plan = scheduler_.schedule();
-    if (plan.chunks.empty()) return;  // cancels took all the work away
+    if (plan.chunks.empty()) {
+        if (scheduler_.running().empty() && scheduler_.waiting().empty()) return;  // cancels took it all away
+        throw std::logic_error("requests are waiting and the scheduler runs none of them");
+    }
     runner_.pack(plan);
     record.step = ++steps_;
     record.decode_tokens = plan.num_decodes;
     record.prefill_tokens = plan.num_tokens - plan.num_decodes;
     record.logit_rows = plan.num_logit_rows;
+    record.queried_tokens = plan.queried_tokens;
+    record.cached_tokens = plan.cached_tokens;
+    record.recomputed_tokens = plan.recomputed_tokens;
+    record.preemptions = plan.preemptions;
     const auto scheduled = Clock::now();
-    const bool computed = run_device();
+    const bool computed = run_device(plan);
     record.graph = computed ? device_->graph_bucket() : 0;
     record.device_sampled = runner_.device_samples();
     const auto forwarded = Clock::now();
@@ -241,6 +297,7 @@ void Engine::step(StepRecord& record) {
         touched_.clear();
         for (const ScheduledChunk& chunk : plan.chunks) touched_.push_back(chunk.request);
         runner_.sample(plan);
+        scheduler_.keep_computed();
     }
     record.schedule = std::chrono::duration<double>(scheduled - begin).count();
     record.forward = std::chrono::duration<double>(forwarded - scheduled).count();
@@ -249,10 +306,10 @@ void Engine::step(StepRecord& record) {
 }
 
 // False when the device failed; the running requests have ended then.
-bool Engine::run_device() {
+bool Engine::run_device(const StepPlan& plan) {
     std::string failure;
     try {
-        runner_.forward();
+        runner_.forward(plan);
         failures_in_a_row_ = 0;
         return true;
     } catch (const DeviceLostError& error) {
@@ -266,6 +323,7 @@ bool Engine::run_device() {
     if (++failures_in_a_row_ == kMaxDeviceFailures) {
         throw std::runtime_error(message + " (" + std::to_string(kMaxDeviceFailures) + " times in a row)");
     }
+    scheduler_.forget_cache();
     touched_.assign(scheduler_.running().begin(), scheduler_.running().end());
     for (Request* request : touched_) request->finish(FinishReason::kError, message);
     return false;
@@ -278,6 +336,10 @@ void Engine::hand_over(StepRecord& record) {
     {
         const std::lock_guard lock(mutex_);
         stats_.prompt_tokens += record.prefill_tokens;
+        stats_.prefix_query_tokens += record.queried_tokens;
+        stats_.prefix_cached_tokens += record.cached_tokens;
+        stats_.recomputed_tokens += record.recomputed_tokens;
+        stats_.preemptions += record.preemptions;
         for (Request* request : touched_) {
             record.finished += request->state == RequestState::kFinished ? 1 : 0;
             stats_.generated_tokens += request->num_output() - request->published;
@@ -291,6 +353,7 @@ void Engine::hand_over(StepRecord& record) {
         record.running = stats_.running;
         record.waiting = stats_.waiting;
         record.kv_blocks_used = stats_.kv_blocks_used;
+        record.kv_blocks_cached = stats_.kv_blocks_cached;
         stats_.steps = record.step;
         stats_.last_step = record;
         trace_.add(record);
@@ -302,7 +365,7 @@ void Engine::hand_over(StepRecord& record) {
 void Engine::publish(Request& request) {
     const bool finished = request.state == RequestState::kFinished;
     const bool context = request.params.context_logits && !request.published_context &&
-                         request.num_computed >= request.prompt_tokens;
+                         request.context_rows == request.prompt_tokens;
     if (request.published == request.num_output() && !finished && !context) return;
     if (request.outbox_round != outbox_round_) {
         request.outbox_round = outbox_round_;
@@ -321,11 +384,14 @@ void Engine::publish(Request& request) {
 void Engine::update_gauges() {
     stats_.running = static_cast<int>(scheduler_.running().size());
     stats_.waiting = scheduler_.waiting().size();
+    stats_.waiting_tokens = scheduler_.waiting().num_tokens();
     stats_.blocked = scheduler_.blocked();
     stats_.kv_blocks_total = pool_.total();
     stats_.kv_blocks_used = pool_.used();
+    stats_.kv_blocks_cached = pool_.cached();
     stats_.kv_blocks_free = pool_.free();
     stats_.kv_blocks_promised = pool_.promised();
+    stats_.kv_blocks_evicted = pool_.evictions();
 }
 
 // The loop's last act: nothing stays unfinished, nothing more is taken.
@@ -339,6 +405,7 @@ void Engine::end_all(FinishReason reason, const std::string& message) {
             if (!request->published_finish) publish(*request);
         }
         inbox_.clear();
+        inbox_tokens_ = 0;
         cancels_.clear();
         scheduler_.abandon();
         update_gauges();

@@ -23,15 +23,31 @@
 
 namespace castiron {
 
-struct EngineOptions {
-    int kv_cache_blocks = 0;     // 0: enough for the limits, at most what the device gives by default
-    int max_batch_size = 0;      // 0: the program's; else at most that
-    int max_num_tokens = 0;      // 0: the program's; else at most that
-    int max_queue_size = 16384;  // requests waiting to run
-    int vocab_limit = 0;         // token ids from it on are never sampled; 0: vocab_size
+// In which order waiting requests are served.
+enum class SchedulingPolicy : uint8_t {
+    kFcfs,      // as they came
+    kPriority,  // by the request's priority, then as they came
 };
 
-// Too many requests wait already.
+struct EngineOptions {
+    int kv_cache_blocks = 0;        // 0: enough for the limits, at most what the device gives by default
+    int max_batch_size = 0;         // 0: the program's; else at most that
+    int max_num_tokens = 0;         // 0: the program's; else at most that
+    int max_queue_size = 16384;     // requests waiting to run
+    int64_t max_queued_tokens = 0;  // tokens of the waiting requests' prompts; 0: no bound
+    int vocab_limit = 0;            // token ids from it on are never sampled; 0: vocab_size
+    bool prefix_caching = true;     // use the keys and values of a prompt's beginning if they are there
+    SchedulingPolicy scheduling = SchedulingPolicy::kFcfs;
+    CapacityPolicy capacity = CapacityPolicy::kGuaranteedNoEvict;
+};
+
+// What a request says besides how its tokens are chosen.
+struct RequestOptions {
+    int32_t priority = 0;  // smaller numbers first; other than 0 under SchedulingPolicy::kPriority alone
+    CacheSalt cache_salt;  // cached prefixes are shared by requests of the same salt
+};
+
+// Too many requests or tokens wait already.
 struct QueueFullError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -43,17 +59,25 @@ struct EngineDeadError : std::runtime_error {
 struct EngineStats {
     int running = 0;
     int waiting = 0;
+    int64_t waiting_tokens = 0;           // prompts and outputs of the waiting requests
     Blocked blocked = Blocked::kNothing;  // why the first waiting request does not run yet
     int kv_blocks_total = 0;
-    int kv_blocks_used = 0;
-    int kv_blocks_free = 0;
-    int kv_blocks_promised = 0;  // of the free ones
+    int kv_blocks_used = 0;      // that running requests hold
+    int kv_blocks_cached = 0;    // that nobody holds and the prefix cache keeps: can be evicted at any time
+    int kv_blocks_free = 0;      // the rest
+    int kv_blocks_promised = 0;  // of the cached and free ones
+    int64_t kv_blocks_evicted = 0;
+    std::string kv_integrity_error;    // what was wrong when the cache had to be emptied
+    int64_t prefix_query_tokens = 0;   // prompt tokens looked for in the prefix cache
+    int64_t prefix_cached_tokens = 0;  // of them found there
+    int64_t preemptions = 0;
+    int64_t recomputed_tokens = 0;  // computed a second time, after a preemption
     int64_t steps = 0;
     int64_t graph_steps = 0;           // of them: a CUDA graph was replayed
     int64_t device_sampled_steps = 0;  //          tokens were chosen on the device
     int64_t requests_submitted = 0;
     std::array<int64_t, 5> requests_finished{};  // by FinishReason
-    int64_t prompt_tokens = 0;                   // computed in prefill
+    int64_t prompt_tokens = 0;                   // computed in prefill, recomputed ones among them
     int64_t generated_tokens = 0;
     int64_t device_failures = 0;
     std::string dead;  // why, if it is
@@ -66,12 +90,16 @@ struct EngineStats {
 // constructor, a request's in submit(), on the caller's thread. Events are not queued but read off the
 // requests, so that a slow caller costs no memory and gets the news of several steps as one event.
 //
-// A device failure ends the running requests with an error and the loop goes on; after kMaxDeviceFailures in
-// a row, when the device is lost, or after any failure of the engine itself, it is dead: all requests end
-// with the error and submit() refuses.
+// Idle for kIdleCheck, it checks the accounting of the KV cache; a cache that fails is emptied, which
+// stats() tells.
+//
+// A device failure ends the running requests with an error, empties the prefix cache, and the loop goes on;
+// after kMaxDeviceFailures in a row, when the device is lost, or after any failure of the engine itself, it
+// is dead: all requests end with the error and submit() refuses.
 class Engine {
 public:
     static constexpr int kMaxDeviceFailures = 3;
+    static constexpr std::chrono::milliseconds kIdleCheck{500};
 
     // Reserves the device's KV pool and starts the thread. Throws std::invalid_argument on options out of
     // range.
@@ -83,7 +111,8 @@ public:
 
     // Thread-safe. Throws std::invalid_argument on a request that cannot be served, QueueFullError,
     // EngineDeadError.
-    RequestId submit(std::span<const int32_t> prompt, SamplingParams params);
+    RequestId submit(std::span<const int32_t> prompt, SamplingParams params,
+                     const RequestOptions& options = {});
     // Thread-safe. The request ends with kCancelled within a step; unknown and finished ones are ignored.
     void cancel(RequestId id);
     // News of all requests, waiting up to `timeout` for some. One thread at a time; empty at once after
@@ -112,7 +141,8 @@ private:
     void loop();
     void step(StepRecord& record);
     [[nodiscard]] bool take_in(StepRecord& record);
-    [[nodiscard]] bool run_device();
+    [[nodiscard]] bool run_device(const StepPlan& plan);
+    void check_cache();
     void end_all(FinishReason reason, const std::string& message);
     void hand_over(StepRecord& record);
     void publish(Request& request);
@@ -120,7 +150,7 @@ private:
 
     const SchedulerLimits limits_;
     const int vocab_size_;
-    const size_t max_queue_size_;
+    const EngineOptions options_;
     const uint64_t entropy_;  // for requests without a seed
     const Clock::time_point born_ = Clock::now();
 
@@ -132,6 +162,7 @@ private:
     StepRunner runner_;
     std::vector<Request*> touched_;  // requests with news in this step
     int64_t steps_ = 0;
+    int64_t checked_steps_ = 0;  // at the last check of the cache
     int failures_in_a_row_ = 0;
 
     // Shared, under mutex_.
@@ -143,6 +174,7 @@ private:
     RequestId next_id_ = 1;
     std::unordered_map<RequestId, std::unique_ptr<Request>> live_;  // until its last event is polled
     std::vector<Request*> inbox_;
+    int64_t inbox_tokens_ = 0;
     std::vector<RequestId> cancels_;
     std::vector<News> outbox_;
     int64_t outbox_round_ = 0;  // counts the times that poll() took the outbox away

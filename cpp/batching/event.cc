@@ -6,6 +6,7 @@ Event make_event(const Request& request, int from, int to, bool finished) {
     Event event;
     event.request_id = request.id;
     event.prompt_tokens = request.prompt_tokens;
+    event.cached_tokens = request.cached_tokens;
     // data() and not end(): the engine thread may be adding tokens behind `to` at this moment.
     const int32_t* output = request.tokens.data() + request.prompt_tokens;
     event.token_ids.assign(output + from, output + to);

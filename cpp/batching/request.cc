@@ -22,14 +22,13 @@ const char* to_string(FinishReason reason) {
 }
 
 Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, SamplingParams sampling_params,
-                 uint64_t sampling_seed, int new_tokens, int vocab_size)
+                 uint64_t sampling_seed, int new_tokens, int vocab_size, const CacheUse& cache)
     : id(request_id),
       params(std::move(sampling_params)),
       seed(sampling_seed),
       prompt_tokens(static_cast<int>(prompt_ids.size())),
       max_new_tokens(new_tokens),
-      // The last token generated is never fed, so it needs no place in the cache.
-      block_table(prompt_tokens + std::max(new_tokens - 1, 0)) {
+      block_table(max_cached_tokens(), cache) {
     const auto room = static_cast<size_t>(max_new_tokens);
     tokens.reserve(prompt_ids.size() + room);
     tokens.assign(prompt_ids.begin(), prompt_ids.end());
@@ -73,19 +72,53 @@ void Request::finish(FinishReason reason, std::string message) {
     error = std::move(message);
 }
 
-void RequestQueue::push_back(Request& request) {
-    request.previous = last_;
-    request.next = nullptr;
-    (last_ != nullptr ? last_->next : first_) = &request;
-    last_ = &request;
-    ++size_;
+void RequestQueue::put(size_t place, Request* request) {
+    heap_[place] = request;
+    request->queue_place = place;
+}
+
+void RequestQueue::sift_up(size_t place) {
+    Request* request = heap_[place];
+    while (place > 0 && request->before(*heap_[(place - 1) / 2])) {
+        put(place, heap_[(place - 1) / 2]);
+        place = (place - 1) / 2;
+    }
+    put(place, request);
+}
+
+void RequestQueue::sift_down(size_t place) {
+    Request* request = heap_[place];
+    for (;;) {
+        size_t child = 2 * place + 1;
+        if (child >= heap_.size()) break;
+        if (child + 1 < heap_.size() && heap_[child + 1]->before(*heap_[child])) ++child;
+        if (!heap_[child]->before(*request)) break;
+        put(place, heap_[child]);
+        place = child;
+    }
+    put(place, request);
+}
+
+void RequestQueue::push(Request& request) {
+    num_tokens_ += request.num_tokens();
+    heap_.push_back(&request);
+    sift_up(heap_.size() - 1);
 }
 
 void RequestQueue::remove(Request& request) {
-    (request.previous != nullptr ? request.previous->next : first_) = request.next;
-    (request.next != nullptr ? request.next->previous : last_) = request.previous;
-    request.previous = request.next = nullptr;
-    --size_;
+    num_tokens_ -= request.num_tokens();
+    const size_t place = request.queue_place;
+    Request* last = heap_.back();
+    heap_.pop_back();
+    if (last == &request) return;
+    put(place, last);
+    sift_up(place);
+    sift_down(last->queue_place);
+}
+
+void RequestQueue::clear() {
+    heap_.clear();
+    num_tokens_ = 0;
 }
 
 }  // namespace castiron

@@ -1,6 +1,7 @@
-// One request on its way: waiting -> prefilling -> decoding -> finished.
+// One request on its way: waiting -> prefilling -> decoding -> finished; preempted, it waits again.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,12 +28,11 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
 //
 // `tokens` is the prompt followed by what was generated, `num_computed` says how many of them the KV cache
 // holds. A step feeds some of the rest; when all are fed, the last row's logits give the next token. That one
-// rule covers a prompt in chunks, a decode step, and (later) recomputing after a preemption or skipping a
-// cached prefix.
+// rule covers a prompt in chunks, a decode step, recomputing after a preemption and skipping a cached prefix.
 struct Request {
-    // max_new_tokens: params.max_tokens, or less where the context ends.
+    // max_new_tokens: params.max_tokens, or less where the context ends. cache.priority is the request's.
     Request(RequestId id, std::span<const int32_t> prompt, SamplingParams params, uint64_t seed,
-            int max_new_tokens, int vocab_size);
+            int max_new_tokens, int vocab_size, const CacheUse& cache = {});
 
     [[nodiscard]] std::span<const int32_t> prompt() const {
         return {tokens.data(), static_cast<size_t>(prompt_tokens)};
@@ -43,6 +43,17 @@ struct Request {
     [[nodiscard]] int num_tokens() const { return static_cast<int>(tokens.size()); }
     [[nodiscard]] int num_output() const { return num_tokens() - prompt_tokens; }
     [[nodiscard]] int num_pending() const { return num_tokens() - num_computed; }
+    [[nodiscard]] int32_t priority() const { return block_table.cache_use().priority; }
+    // The most positions that it can ever have in the KV cache: the last token generated is never fed.
+    [[nodiscard]] int max_cached_tokens() const { return prompt_tokens + std::max(max_new_tokens - 1, 0); }
+    // Whether logits of prompt tokens are still to come.
+    [[nodiscard]] bool wants_context_logits() const {
+        return params.context_logits && context_rows < prompt_tokens;
+    }
+    // Whether it is served before the other: by priority, then in the order of arrival.
+    [[nodiscard]] bool before(const Request& other) const {
+        return priority() != other.priority() ? priority() < other.priority() : id < other.id;
+    }
 
     // Adds a sampled token with its log-probabilities, or ends the request: kStop when the token is a stop
     // token (which is reported apart, not added), kLength when it was the last that fits.
@@ -62,6 +73,8 @@ struct Request {
 
     std::vector<int32_t> tokens;
     int num_computed = 0;
+    int most_computed = 0;  // before a preemption took it away
+    int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news
     BlockTable block_table;
     TokenCounts seen;  // what penalties look at; empty without any
 
@@ -70,7 +83,8 @@ struct Request {
     std::vector<float> logprobs;
     std::vector<int> num_top;
     std::vector<TokenLogprob> top_logprobs;
-    std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size]
+    std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size],
+    int context_rows = 0;                     // of which so many are there
 
     bool cancel_requested = false;  // guarded by the engine's mutex
 
@@ -81,24 +95,31 @@ struct Request {
     int64_t outbox_round = -1;  // the outbox of this round has an entry for the request,
     size_t outbox_entry = 0;    // this one
 
-    // Links of the RequestQueue it is in.
-    Request* previous = nullptr;
-    Request* next = nullptr;
+    size_t queue_place = 0;  // in the RequestQueue, while it waits
 };
 
-// First in, first out, with removal from the middle; never allocates.
+// Requests that wait, in the order in which they are served: a binary heap, with removal from the middle.
 class RequestQueue {
 public:
-    [[nodiscard]] bool empty() const { return first_ == nullptr; }
-    [[nodiscard]] int size() const { return size_; }
-    [[nodiscard]] Request* front() const { return first_; }
-    void push_back(Request& request);
+    // Allocates for `capacity` requests; more of them cost an allocation.
+    explicit RequestQueue(size_t capacity) { heap_.reserve(capacity); }
+
+    [[nodiscard]] bool empty() const { return heap_.empty(); }
+    [[nodiscard]] int size() const { return static_cast<int>(heap_.size()); }
+    [[nodiscard]] Request* front() const { return heap_.front(); }
+    // Prompt and output tokens of all of them.
+    [[nodiscard]] int64_t num_tokens() const { return num_tokens_; }
+    void push(Request& request);
     void remove(Request& request);
+    void clear();
 
 private:
-    Request* first_ = nullptr;
-    Request* last_ = nullptr;
-    int size_ = 0;
+    void put(size_t place, Request* request);
+    void sift_up(size_t place);
+    void sift_down(size_t place);
+
+    std::vector<Request*> heap_;
+    int64_t num_tokens_ = 0;
 };
 
 }  // namespace castiron

@@ -28,8 +28,9 @@ bool SamplingPlan::build(const StepPlan& plan) {
     for (const ScheduledChunk& chunk : plan.chunks) {
         if (chunk.num_logits == 0) continue;
         const Request& request = *chunk.request;
-        const bool context = request.params.context_logits && request.num_computed < request.prompt_tokens;
-        if (context || request.params.logprobs > kMaxDeviceLogprobs || !add_edits(request)) return false;
+        if (request.wants_context_logits() || request.params.logprobs > kMaxDeviceLogprobs ||
+            !add_edits(request))
+            return false;
         add_row(request);
     }
     return true;

@@ -1,20 +1,40 @@
 #include "batching/scheduler.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 namespace castiron {
+namespace {
 
-Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool)
+// The longest cached prefix of a refused request is looked for again after so many steps, or when more blocks
+// are available: a long prompt takes as long as the rest of a step.
+constexpr int kStepsBetweenTries = 16;
+
+// The tokens whose keys and values may come from the cache: not the last one, whose logits are needed, and
+// none whose logits were asked for and are not there yet.
+std::span<const int32_t> reusable(const Request& request) {
+    int count = request.num_tokens() - 1;
+    if (request.wants_context_logits()) count = std::min(count, request.context_rows);
+    return {request.tokens.data(), static_cast<size_t>(count)};
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPolicy policy,
+                     size_t max_waiting)
     : limits_(limits),
       pool_(pool),
+      policy_(policy),
       total_blocks_(pool.total()),
       max_running_(static_cast<size_t>(
-          std::min({limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows}))) {
+          std::max(0, std::min({limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows})))),
+      waiting_(max_waiting + max_running_) {
     if (max_running_ < 1) throw std::invalid_argument("every limit of the scheduler must be at least 1");
     running_.reserve(max_running_);
     plan_.chunks.reserve(max_running_);
+    plan_.copies.reserve(max_running_);
 }
 
 void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens) const {
@@ -30,16 +50,72 @@ void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens) const 
 
 const StepPlan& Scheduler::schedule() {
     plan_.chunks.clear();
+    plan_.copies.clear();
     plan_.num_tokens = plan_.num_logit_rows = plan_.num_decodes = 0;
+    plan_.queried_tokens = plan_.cached_tokens = plan_.recomputed_tokens = plan_.preemptions = 0;
+    if (policy_ == CapacityPolicy::kMaxUtilization) make_room();
     for (Request* request : running_) {
         if (request->state == RequestState::kDecoding) add_chunk(*request);
     }
     plan_.num_decodes = static_cast<int>(plan_.chunks.size());
     for (Request* request : running_) {
-        if (request->state == RequestState::kPrefilling) add_chunk(*request);
+        if (request->state == RequestState::kPrefilling) add_prefill(*request);
     }
     admit();
     return plan_;
+}
+
+// A place in the cache for the next token of every decoding request.
+void Scheduler::make_room() {
+    for (size_t i = 0; i < running_.size();) {
+        Request& request = *running_[i];
+        if (request.state != RequestState::kDecoding ||
+            request.block_table.reserve(pool_, request.num_computed + 1)) {
+            ++i;
+            continue;
+        }
+        if (running_.size() == 1) throw std::logic_error("one request alone lacks KV blocks");
+        const size_t gone = victim(1);
+        preempt(gone);
+        if (gone < i) --i;
+    }
+    if (!waiting_.empty()) make_room_for(*waiting_.front());
+}
+
+// Running requests of lower priority give way to one that waits, unless it would not be enough.
+void Scheduler::make_room_for(const Request& request) {
+    const int tokens = std::min(request.num_tokens() + 1, request.max_cached_tokens());
+    int within_reach = pool_.available();
+    for (const Request* other : running_) {
+        if (other->priority() > request.priority()) within_reach += other->block_table.num_blocks();
+    }
+    if (blocks_for_tokens(tokens) > within_reach) return;
+    while (!running_.empty() && running_.back()->priority() > request.priority()) {
+        const int needed = blocks_for_tokens(tokens) + static_cast<int>(running_.size());
+        if (running_.size() < max_running_ && needed <= pool_.available()) return;
+        preempt(victim(0));
+    }
+}
+
+// Of the running requests from `first` on: of the lowest priority the one that loses least.
+size_t Scheduler::victim(size_t first) const {
+    size_t best = running_.size() - 1;
+    for (size_t i = best; i-- > first;) {
+        if (running_[i]->priority() != running_[best]->priority()) break;
+        if (running_[i]->num_computed < running_[best]->num_computed) best = i;
+    }
+    return best;
+}
+
+void Scheduler::preempt(size_t running) {
+    Request& request = *running_[running];
+    running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(running));
+    request.block_table.close(pool_);
+    request.most_computed = std::max(request.most_computed, request.num_computed);
+    request.num_computed = 0;
+    request.state = RequestState::kWaiting;
+    waiting_.push(request);
+    ++plan_.preemptions;
 }
 
 void Scheduler::admit() {
@@ -48,17 +124,99 @@ void Scheduler::admit() {
         Request& request = *waiting_.front();
         if (running_.size() == max_running_) {
             blocked_ = Blocked::kBatchSize;
-            return;
-        }
-        if (!request.block_table.open(pool_)) {
+        } else if (plan_.num_tokens == limits_.max_num_tokens) {
+            blocked_ = Blocked::kNumTokens;
+        } else if (!open(request)) {
             blocked_ = Blocked::kKvBlocks;
-            return;
         }
+        if (blocked_ != Blocked::kNothing) return;
         waiting_.remove(request);
         request.state = RequestState::kPrefilling;
-        running_.push_back(&request);
-        add_chunk(request);
+        running_.insert(std::upper_bound(running_.begin(), running_.end(), &request,
+                                         [](const Request* a, const Request* b) { return a->before(*b); }),
+                        &request);
+        add_prefill(request);
     }
+}
+
+// Blocks for a request that is to run: those that the cache has for it and promises for the rest.
+bool Scheduler::open(Request& request) {
+    if (&request == refused_ && !running_.empty() && pool_.available() <= refused_available_ &&
+        ++refused_steps_ % kStepsBetweenTries != 0) {
+        return false;
+    }
+    std::optional<BlockCopy> copy;  // none without a promise
+    const int found = request.block_table.reuse(pool_, reusable(request), 0, copy);
+    if (!promise_blocks(request)) {
+        request.block_table.close(pool_);
+        refused_ = &request;
+        refused_available_ = pool_.available();
+        return false;
+    }
+    refused_ = nullptr;
+    refused_steps_ = 0;
+    request.num_computed = found;
+    if (request.block_table.cache_use().enabled && request.most_computed == 0) {
+        plan_.queried_tokens += request.prompt_tokens;
+    }
+    count_cached(request, found);
+    return true;
+}
+
+bool Scheduler::promise_blocks(Request& request) {
+    const int life = request.max_cached_tokens();
+    if (policy_ == CapacityPolicy::kGuaranteedNoEvict) return request.block_table.reserve(pool_, life);
+    // With a block to grow by for each of the others: whoever comes must not drive somebody out at once.
+    return request.block_table.reserve(pool_, std::min(request.num_tokens() + 1, life)) &&
+           (running_.empty() || pool_.available() >= static_cast<int>(running_.size()));
+}
+
+void Scheduler::count_cached(Request& request, int tokens) {
+    if (request.most_computed > 0) return;  // back from a preemption: its own blocks
+    request.cached_tokens += tokens;
+    plan_.cached_tokens += tokens;
+}
+
+// Skips what has come into the cache since the last look.
+void Scheduler::reuse(Request& request) {
+    std::optional<BlockCopy> copy;
+    const int before = request.num_computed;
+    request.num_computed = request.block_table.reuse(pool_, reusable(request), before, copy);
+    if (copy) plan_.copies.push_back(*copy);
+    count_cached(request, request.num_computed - before);
+}
+
+// Whether a chunk of this step fills the very block that the request needs next. All of the other request's
+// full blocks are in the prefix tree, and equal paths there are equal blocks.
+bool Scheduler::computed_by_another(const Request& request) const {
+    const BlockTable& table = request.block_table;
+    const auto begin = static_cast<size_t>(table.num_cached()) * kBlockTokens;
+    const auto mine = reusable(request);
+    if (!table.cache_use().enabled || begin + kBlockTokens > mine.size()) return false;
+    const auto num_decodes = static_cast<std::ptrdiff_t>(plan_.num_decodes);
+    return std::any_of(plan_.chunks.begin() + num_decodes, plan_.chunks.end(), [&](const auto& chunk) {
+        const Request& other = *chunk.request;
+        const BlockTable& theirs = other.block_table;
+        const auto computed = static_cast<size_t>(other.num_computed);
+        if (theirs.num_cached() != table.num_cached() || computed >= begin + kBlockTokens ||
+            computed + static_cast<size_t>(chunk.num_tokens) < begin + kBlockTokens) {
+            return false;
+        }
+        if (begin > 0 ? theirs.blocks()[begin / kBlockTokens - 1] != table.blocks()[begin / kBlockTokens - 1]
+                      : theirs.cache_use().salt != table.cache_use().salt) {
+            return false;
+        }
+        const auto part = mine.subspan(begin, kBlockTokens);
+        return theirs.cache_use().enabled &&
+               std::equal(part.begin(), part.end(),
+                          other.tokens.begin() + static_cast<std::ptrdiff_t>(begin));
+    });
+}
+
+void Scheduler::add_prefill(Request& request) {
+    if (plan_.num_tokens == limits_.max_num_tokens) return;
+    reuse(request);
+    if (!computed_by_another(request)) add_chunk(request);
 }
 
 // As much of the request as the budgets still hold; nothing when they are spent.
@@ -67,7 +225,7 @@ void Scheduler::add_chunk(Request& request) {
     const int rows_left = limits_.max_logit_rows - plan_.num_logit_rows;
     int tokens = std::min(pending, limits_.max_num_tokens - plan_.num_tokens);
     int logits = 0;
-    if (request.params.context_logits && request.num_computed < request.prompt_tokens) {
+    if (request.wants_context_logits()) {
         tokens = logits = std::min(tokens, rows_left);
     } else if (tokens == pending) {
         if (rows_left > 0) {
@@ -81,6 +239,19 @@ void Scheduler::add_chunk(Request& request) {
     plan_.chunks.push_back({&request, tokens, logits});
     plan_.num_tokens += tokens;
     plan_.num_logit_rows += logits;
+    plan_.recomputed_tokens +=
+        std::max(0, std::min(request.num_computed + tokens, request.most_computed) - request.num_computed);
+}
+
+void Scheduler::keep_computed() {
+    for (const ScheduledChunk& chunk : plan_.chunks) {
+        Request& request = *chunk.request;
+        if (request.finish_reason == FinishReason::kError) {
+            request.block_table.forget(pool_);  // what made its logits useless may lie in its blocks
+        } else {
+            request.block_table.keep(pool_, request.tokens, request.num_computed);
+        }
+    }
 }
 
 void Scheduler::retire_finished() {
@@ -92,7 +263,7 @@ void Scheduler::retire_finished() {
 }
 
 void Scheduler::abandon() noexcept {
-    while (!waiting_.empty()) waiting_.remove(*waiting_.front());
+    waiting_.clear();
     for (Request* request : running_) {
         try {
             request->block_table.close(pool_);

@@ -16,6 +16,12 @@ struct SchedulerLimits {
     int max_seq_len = 0;     // prompt and output of one request
 };
 
+// What is promised to a request that starts to run.
+enum class CapacityPolicy : uint8_t {
+    kGuaranteedNoEvict,  // the KV blocks of its whole life: once it runs, it runs to its end
+    kMaxUtilization,     // those of what it has to compute now; it grows, and others may have to give way
+};
+
 // A request's part of a step: its next num_tokens pending tokens. The last num_logits of them want logits.
 struct ScheduledChunk {
     Request* request = nullptr;
@@ -27,36 +33,52 @@ struct ScheduledChunk {
 };
 
 struct StepPlan {
-    std::vector<ScheduledChunk> chunks;
+    std::vector<ScheduledChunk> chunks;  // decodes first
+    std::vector<BlockCopy> copies;       // to be made in this order, before the step
     int num_tokens = 0;
     int num_logit_rows = 0;
     int num_decodes = 0;
+    int queried_tokens = 0;     // prompt tokens that were looked for in the cache
+    int cached_tokens = 0;      //               that were found there
+    int recomputed_tokens = 0;  // of num_tokens: computed before, and lost by a preemption
+    int preemptions = 0;
 };
 
-enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks };
+enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens };
 
-// First come, first served, guaranteed no evict:
+// Requests are served by priority (smaller numbers first), then in the order of arrival.
 //
-// - A request is admitted, in the order of arrival, when the KV blocks of its whole life (prompt +
-// max_new_tokens)
-//   can be promised to it. Nobody overtakes the first in the queue, so nobody starves.
+// - The first of the queue is admitted when the KV blocks that the capacity policy asks for can be promised
+//   to it and the step has a token left for it. Nobody overtakes it.
 // - At most min(max_batch_size, max_num_tokens, max_logit_rows) requests run, so every step has room for one
-// token
-//   of each: a decode is never left out, and while any prompt is unfinished at least one of its tokens goes
-//   in.
+//   token of each: a decode is never left out, and while any prompt is unfinished at least one of its tokens
+//   goes in.
+// - What the prefix cache holds of a request is not computed: looked for when it is admitted and again before
+//   every chunk of its prefill. A request whose next block is computed by another one in this step waits for
+//   it and shares it.
+// - Under kMaxUtilization a decoding request that lacks a block gets it from the running request of the
+//   lowest priority and, among those, with the least computed, which goes back to the queue with its tokens
+//   and its place in the order. The first of the running is never the one, so it reaches its end, and every
+//   request is the first at some time. A waiting request takes the place of running ones of lower priority.
 //
-// So every step moves every decoding request and the oldest prefill; there is no deadlock and no idle step.
-// Not thread-safe: the engine thread owns it. Allocates in the constructor only.
+// So every step moves every decoding request and the first prefill; there is no deadlock, no starvation among
+// equals and no idle step. Not thread-safe: the engine thread owns it. Allocates in the constructor only.
 class Scheduler {
 public:
-    Scheduler(const SchedulerLimits& limits, BlockPool& pool);
+    // max_waiting: requests that the queue holds without allocating.
+    Scheduler(const SchedulerLimits& limits, BlockPool& pool,
+              CapacityPolicy policy = CapacityPolicy::kGuaranteedNoEvict, size_t max_waiting = 1024);
 
     // Throws std::invalid_argument, with the numbers, when the request could never run. Safe on any thread.
     void check_can_ever_run(int prompt_tokens, int max_new_tokens) const;
 
-    void enqueue(Request& request) { waiting_.push_back(request); }
+    void enqueue(Request& request) { waiting_.push(request); }
     // The next step; empty chunks only when nothing is left to do. Valid until the next call.
     [[nodiscard]] const StepPlan& schedule();
+    // The plan was carried out: its full blocks enter the prefix cache.
+    void keep_computed();
+    // The plan failed on the device, and nobody knows what the KV cache holds.
+    void forget_cache() { pool_.forget_all(); }
     // Takes finished requests out of the running set and gives their KV blocks back.
     void retire_finished();
     // Takes one request out, wherever it is. Its state must be kFinished.
@@ -70,17 +92,32 @@ public:
     [[nodiscard]] Blocked blocked() const { return blocked_; }
 
 private:
+    void make_room();
+    void make_room_for(const Request& request);
+    void preempt(size_t running);
+    [[nodiscard]] size_t victim(size_t first) const;
     void admit();
+    [[nodiscard]] bool open(Request& request);
+    [[nodiscard]] bool promise_blocks(Request& request);
+    void reuse(Request& request);
+    [[nodiscard]] bool computed_by_another(const Request& request) const;
+    void count_cached(Request& request, int tokens);
     void add_chunk(Request& request);
+    void add_prefill(Request& request);
 
     SchedulerLimits limits_;
     BlockPool& pool_;
+    CapacityPolicy policy_;
     int total_blocks_;
     size_t max_running_;
     RequestQueue waiting_;
-    std::vector<Request*> running_;  // in order of admission
+    std::vector<Request*> running_;  // in the order in which they are served
     StepPlan plan_;
     Blocked blocked_ = Blocked::kNothing;
+    // The request that could not be opened at the last try, what was available then, and the tries since.
+    const Request* refused_ = nullptr;
+    int refused_available_ = 0;
+    int refused_steps_ = 0;
 };
 
 }  // namespace castiron

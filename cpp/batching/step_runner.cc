@@ -37,7 +37,8 @@ void StepRunner::pack(const StepPlan& plan) {
     device_samples_ = device_.samples() && sampling_.build(plan);
 }
 
-void StepRunner::forward() {
+void StepRunner::forward(const StepPlan& plan) {
+    for (const BlockCopy& copy : plan.copies) device_.copy_kv_block(copy.from, copy.to);
     const Batch batch{token_ids_, positions_, logit_rows_, sequences_};
     const size_t rows = logit_rows_.size();
     if (device_samples_) {
@@ -59,9 +60,7 @@ void StepRunner::sample(const StepPlan& plan) {
         Request& request = *chunk.request;
         const bool completes = chunk.completes();
         const auto end = row + static_cast<size_t>(chunk.num_logits);
-        if (request.params.context_logits && request.num_computed < request.prompt_tokens) {
-            keep_context_logits(chunk, logits_.data() + row * vocab_size_);
-        }
+        if (request.wants_context_logits()) keep_context_logits(chunk, logits_.data() + row * vocab_size_);
         request.num_computed += chunk.num_tokens;
         if (completes && request.max_new_tokens == 0) {
             request.finish(FinishReason::kLength);
@@ -73,9 +72,10 @@ void StepRunner::sample(const StepPlan& plan) {
 }
 
 void StepRunner::keep_context_logits(const ScheduledChunk& chunk, const float* rows) {
-    const Request& request = *chunk.request;
+    Request& request = *chunk.request;
     std::copy_n(rows, static_cast<size_t>(chunk.num_logits) * vocab_size_,
                 request.context_logits.get() + static_cast<size_t>(request.num_computed) * vocab_size_);
+    request.context_rows = std::max(request.context_rows, request.num_computed + chunk.num_logits);
 }
 
 void StepRunner::sample_next(Request& request, size_t row) {

@@ -19,8 +19,8 @@ public:
 
     // Lays the plan out as rows of the batch.
     void pack(const StepPlan& plan);
-    // Runs the packed batch. What the device throws passes through.
-    void forward();
+    // Copies what the plan says and runs the packed batch. What the device throws passes through.
+    void forward(const StepPlan& plan);
     // Counts the plan's tokens as computed, samples a token for every chunk that completes, and ends the
     // requests that reach their end. Logits that cannot be sampled from end their own request only.
     void sample(const StepPlan& plan);

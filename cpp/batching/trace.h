@@ -14,10 +14,15 @@ struct StepRecord {
     int prefill_tokens = 0;
     int decode_tokens = 0;
     int logit_rows = 0;
+    int queried_tokens = 0;     // prompt tokens that were looked for in the prefix cache
+    int cached_tokens = 0;      // prompt tokens that came from the cache instead of being computed
+    int recomputed_tokens = 0;  // of those computed: again, after a preemption
+    int preemptions = 0;
     int running = 0;  // requests, after the step
     int waiting = 0;
     int finished = 0;  // requests that ended in the step
     int kv_blocks_used = 0;
+    int kv_blocks_cached = 0;
     int graph = 0;  // sequences of the CUDA graph that was replayed; 0: none was
     bool device_sampled = false;
     double intake = 0;    // seconds: taking in submissions and cancels

@@ -7,8 +7,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "batching/engine.h"
@@ -38,6 +42,20 @@ struct Options {
     nb::object kernel_images = nb::none();
 };
 
+// One of a few names; `now` when the field is absent.
+template <typename T>
+T choice(Fields& fields, const char* key, T now, std::initializer_list<std::pair<const char*, T>> names) {
+    const nb::object value = fields.optional(key);
+    if (!value.is_valid() || value.is_none()) return now;
+    const std::string found = as_string(value, fields.path(key));
+    std::string expected;
+    for (const auto& [name, meaning] : names) {
+        if (found == name) return meaning;
+        expected += (expected.empty() ? "\"" : " or \"") + std::string(name) + "\"";
+    }
+    bad_value(fields.path(key), value, expected);
+}
+
 Options options_from(nb::handle dict) {
     Fields fields(dict, "options");
     Options options;
@@ -47,25 +65,37 @@ Options options_from(nb::handle dict) {
                 as_integer(value, fields.path(key), min, std::numeric_limits<int32_t>::max()));
         }
     };
+    const auto boolean = [&](const char* key, bool& to) {
+        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
+            to = as_bool(value, fields.path(key));
+        }
+    };
     integer("num_threads", 0, options.host.num_threads);
     integer("kv_cache_blocks", 0, options.engine.kv_cache_blocks);
     integer("max_batch_size", 0, options.engine.max_batch_size);
     integer("max_num_tokens", 0, options.engine.max_num_tokens);
     integer("max_queue_size", 1, options.engine.max_queue_size);
+    if (const nb::object value = fields.optional("max_queued_tokens"); value.is_valid() && !value.is_none()) {
+        options.engine.max_queued_tokens =
+            as_integer(value, fields.path("max_queued_tokens"), 0, std::numeric_limits<int64_t>::max());
+    }
+    boolean("prefix_caching", options.engine.prefix_caching);
+    options.engine.scheduling =
+        choice(fields, "scheduling_policy", options.engine.scheduling,
+               {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
+    options.engine.capacity = choice(fields, "capacity_scheduler_policy", options.engine.capacity,
+                                     {{"guaranteed_no_evict", CapacityPolicy::kGuaranteedNoEvict},
+                                      {"max_utilization", CapacityPolicy::kMaxUtilization}});
     integer("vocab_limit", 0, options.engine.vocab_limit);
     integer("device_index", 0, options.cuda.device_index);
     options.cuda.max_batch_size = options.engine.max_batch_size;
     options.cuda.vocab_limit = options.engine.vocab_limit;
-    if (const nb::object value = fields.optional("cuda_graphs"); value.is_valid() && !value.is_none()) {
-        options.cuda.graphs = as_bool(value, fields.path("cuda_graphs"));
-    }
+    boolean("cuda_graphs", options.cuda.graphs);
     if (const nb::object value = fields.optional("kv_cache_fraction"); value.is_valid() && !value.is_none()) {
         if (!PyFloat_Check(value.ptr())) bad_value(fields.path("kv_cache_fraction"), value, "a float");
         options.cuda.kv_cache_fraction = PyFloat_AS_DOUBLE(value.ptr());
     }
-    if (const nb::object value = fields.optional("huge_pages"); value.is_valid() && !value.is_none()) {
-        options.host.huge_pages = as_bool(value, fields.path("huge_pages"));
-    }
+    boolean("huge_pages", options.host.huge_pages);
     if (const nb::object value = fields.optional("isa"); value.is_valid() && !value.is_none()) {
         options.host.isa = as_string(value, fields.path("isa"));
     }
@@ -73,6 +103,7 @@ Options options_from(nb::handle dict) {
         options.kernel_images = value;
     }
     fields.finish({"num_threads", "kv_cache_blocks", "max_batch_size", "max_num_tokens", "max_queue_size",
+                   "max_queued_tokens", "prefix_caching", "scheduling_policy", "capacity_scheduler_policy",
                    "vocab_limit", "huge_pages", "isa", "kernel_images", "device_index", "cuda_graphs",
                    "kv_cache_fraction"});
     return options;
@@ -125,10 +156,19 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
     new (self) PyEngine(std::move(*made));
 }
 
-RequestId submit(PyEngine& self, const Prompt& prompt, const SamplingParams& params) {
+// cache_salt: 16 bytes, a digest of the salt; or none.
+RequestId submit(PyEngine& self, const Prompt& prompt, const SamplingParams& params, int32_t priority,
+                 const nb::bytes& cache_salt) {
     const std::span<const int32_t> tokens(prompt.data(), prompt.size());
+    RequestOptions options{priority, {}};
+    if (cache_salt.size() == sizeof(options.cache_salt)) {
+        std::memcpy(&options.cache_salt, cache_salt.data(), sizeof(options.cache_salt));
+    } else if (cache_salt.size() != 0) {
+        throw std::invalid_argument("cache_salt has " + std::to_string(cache_salt.size()) +
+                                    " bytes; expected 16 or none");
+    }
     const nb::gil_scoped_release unlocked;  // it copies the prompt, and the engine's lock may be taken
-    return self.engine->submit(tokens, params);
+    return self.engine->submit(tokens, params, options);
 }
 
 std::vector<Event> poll(PyEngine& self, double timeout) {
@@ -235,7 +275,8 @@ NB_MODULE(_core, m) {
 
     nb::class_<PyEngine>(m, "Engine")
         .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a)
-        .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a)
+        .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a, "priority"_a = 0,
+             "cache_salt"_a = nb::bytes("", 0))
         .def(
             "cancel", [](PyEngine& self, RequestId id) { self.engine->cancel(id); }, "request_id"_a,
             nb::call_guard<nb::gil_scoped_release>())

@@ -15,6 +15,8 @@ const char* name_of(Blocked blocked) {
             return "batch_size";
         case Blocked::kKvBlocks:
             return "kv_blocks";
+        case Blocked::kNumTokens:
+            return "num_tokens";
     }
     return "";
 }
@@ -26,10 +28,15 @@ nb::dict record_to_dict(const StepRecord& record) {
     dict["prefill_tokens"] = record.prefill_tokens;
     dict["decode_tokens"] = record.decode_tokens;
     dict["logit_rows"] = record.logit_rows;
+    dict["queried_tokens"] = record.queried_tokens;
+    dict["cached_tokens"] = record.cached_tokens;
+    dict["recomputed_tokens"] = record.recomputed_tokens;
+    dict["preemptions"] = record.preemptions;
     dict["running"] = record.running;
     dict["waiting"] = record.waiting;
     dict["finished"] = record.finished;
     dict["kv_blocks_used"] = record.kv_blocks_used;
+    dict["kv_blocks_cached"] = record.kv_blocks_cached;
     dict["graph"] = record.graph;
     dict["device_sampled"] = record.device_sampled;
     dict["intake_s"] = record.intake;
@@ -59,11 +66,19 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     nb::dict dict;
     dict["running"] = stats.running;
     dict["waiting"] = stats.waiting;
+    dict["waiting_tokens"] = stats.waiting_tokens;
     dict["waiting_for"] = name_of(stats.blocked);
     dict["kv_blocks_total"] = stats.kv_blocks_total;
     dict["kv_blocks_used"] = stats.kv_blocks_used;
+    dict["kv_blocks_cached"] = stats.kv_blocks_cached;
     dict["kv_blocks_free"] = stats.kv_blocks_free;
     dict["kv_blocks_promised"] = stats.kv_blocks_promised;
+    dict["kv_blocks_evicted"] = stats.kv_blocks_evicted;
+    dict["kv_integrity_error"] = stats.kv_integrity_error;
+    dict["prefix_query_tokens"] = stats.prefix_query_tokens;
+    dict["prefix_cached_tokens"] = stats.prefix_cached_tokens;
+    dict["preemptions"] = stats.preemptions;
+    dict["recomputed_tokens"] = stats.recomputed_tokens;
     dict["kv_blocks_limited_by"] = pool.limited_by;
     dict["steps"] = stats.steps;
     dict["graph_steps"] = stats.graph_steps;

@@ -1,30 +1,41 @@
 #include "kv/block_pool.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
 namespace castiron {
+namespace {
 
-BlockPool::BlockPool(int num_blocks) {
-    if (num_blocks < 1) {
-        throw std::invalid_argument("the KV cache has " + std::to_string(num_blocks) +
-                                    " blocks; at least 1 is needed");
-    }
-    references_.resize(static_cast<size_t>(num_blocks), 0);
+int positive(int num_blocks) {
+    if (num_blocks >= 1) return num_blocks;
+    throw std::invalid_argument("the KV cache has " + std::to_string(num_blocks) +
+                                " blocks; at least 1 is needed");
+}
+
+[[noreturn]] void broken(int32_t block, const std::string& what) {
+    throw std::logic_error("KV block " + std::to_string(block) + " " + what);
+}
+
+}  // namespace
+
+BlockPool::BlockPool(int num_blocks)
+    : tree_(positive(num_blocks)),
+      evictable_(num_blocks),
+      references_(static_cast<size_t>(num_blocks)),
+      priorities_(references_.size()),
+      last_used_(references_.size()) {
     free_.reserve(references_.size());
     for (int32_t block = num_blocks - 1; block >= 0; --block) free_.push_back(block);
 }
 
 size_t BlockPool::checked(int32_t block) const {
-    if (block < 0 || block >= total()) {
-        throw std::logic_error("KV block " + std::to_string(block) + " is outside the pool of " +
-                               std::to_string(total()));
-    }
+    if (block < 0 || block >= total()) broken(block, "is outside the pool of " + std::to_string(total()));
     return static_cast<size_t>(block);
 }
 
 bool BlockPool::promise(int blocks) {
-    if (blocks < 0 || blocks > free() - promised_) return false;
+    if (blocks < 0 || blocks > available()) return false;
     promised_ += blocks;
     return true;
 }
@@ -38,9 +49,8 @@ void BlockPool::withdraw(int blocks) {
 }
 
 int32_t BlockPool::take_promised() {
-    if (promised_ < 1 || free_.empty()) {
-        throw std::logic_error("a KV block was taken that had not been promised");
-    }
+    if (promised_ < 1) throw std::logic_error("a KV block was taken that had not been promised");
+    if (free_.empty()) evict();
     --promised_;
     const int32_t block = free_.back();
     free_.pop_back();
@@ -50,36 +60,111 @@ int32_t BlockPool::take_promised() {
 
 void BlockPool::retain(int32_t block) {
     int32_t& references = references_[checked(block)];
-    if (references < 1) throw std::logic_error("free KV block " + std::to_string(block) + " was retained");
+    if (references == 0) {
+        if (!tree_.contains(block)) broken(block, "is free and was retained");
+        if (available() < 1) broken(block, "was retained although all that are not used are promised");
+        --cached_;
+        evictable_.remove(block);
+    }
     ++references;
 }
 
 void BlockPool::release(int32_t block) {
     int32_t& references = references_[checked(block)];
-    if (references < 1) throw std::logic_error("free KV block " + std::to_string(block) + " was released");
-    if (--references == 0) free_.push_back(block);
+    if (references < 1) broken(block, "has no holder and was released");
+    if (--references > 0) return;
+    if (!tree_.contains(block)) {
+        free_.push_back(block);
+        return;
+    }
+    ++cached_;
+    last_used_[checked(block)] = ++clock_;
+    if (tree_.is_leaf(block)) evictable_.push(block, priorities_[checked(block)], clock_);
+}
+
+void BlockPool::cache(int32_t block, int32_t parent, const CacheSalt& salt, std::span<const int32_t> tokens,
+                      int32_t priority) {
+    if (references(block) < 1) broken(block, "is not in use and was to be cached");
+    if (parent != PrefixTree::kNone && references(parent) < 1)
+        broken(parent, "lost its last holder too early");
+    tree_.insert(block, parent, salt, tokens);
+    priorities_[checked(block)] = priority;
+}
+
+void BlockPool::value(int32_t block, int32_t priority) {
+    int32_t& least = priorities_[checked(block)];
+    least = std::min(least, priority);
+}
+
+void BlockPool::evict() {
+    if (evictable_.empty()) throw std::logic_error("a KV block was promised and none can be evicted");
+    drop_leaf(evictable_.pop());
+    ++evictions_;
+}
+
+// Out of the tree; free unless somebody holds it. Its parent may be the next to go.
+void BlockPool::drop_leaf(int32_t leaf) {
+    const int32_t parent = tree_.parent(leaf);
+    tree_.remove(leaf);
+    if (references(leaf) == 0) {
+        evictable_.remove(leaf);
+        --cached_;
+        free_.push_back(leaf);
+    }
+    if (parent != PrefixTree::kNone && references(parent) == 0 && tree_.is_leaf(parent)) {
+        evictable_.push(parent, priorities_[checked(parent)], last_used_[checked(parent)]);
+    }
+}
+
+void BlockPool::forget(int32_t block) {
+    if (!tree_.contains(block)) return;
+    for (int32_t leaf = PrefixTree::kNone; leaf != block;) {
+        leaf = tree_.some_leaf(block);
+        drop_leaf(leaf);
+    }
+}
+
+void BlockPool::forget_all() {
+    for (int32_t leaf; (leaf = tree_.some_leaf(PrefixTree::kNone)) != PrefixTree::kNone;) drop_leaf(leaf);
 }
 
 void BlockPool::check_integrity() const {
     std::vector<bool> is_free(references_.size(), false);
     for (const int32_t block : free_) {
-        if (is_free[checked(block)]) {
-            throw std::logic_error("KV block " + std::to_string(block) + " is in the free list twice");
+        if (is_free[checked(block)]) broken(block, "is in the free list twice");
+        if (references(block) != 0) {
+            broken(block, "is free and has " + std::to_string(references(block)) + " references");
         }
-        if (references_[checked(block)] != 0) {
-            throw std::logic_error("KV block " + std::to_string(block) + " is free and has " +
-                                   std::to_string(references_[checked(block)]) + " references");
-        }
+        if (tree_.contains(block)) broken(block, "is free and in the prefix tree");
         is_free[checked(block)] = true;
     }
-    for (size_t block = 0; block < references_.size(); ++block) {
-        if (references_[block] == 0 && !is_free[block]) {
-            throw std::logic_error("KV block " + std::to_string(block) + " is lost: not free, no references");
+    tree_.check_integrity();
+    int cached = 0;
+    int leaves = 0;
+    for (int32_t block = 0; block < total(); ++block) {
+        const bool in_tree = tree_.contains(block);
+        if (references(block) < 0) broken(block, "has fewer than no references");
+        if (references(block) == 0 && !is_free[checked(block)] && !in_tree) {
+            broken(block, "is lost: not free, not cached, no references");
+        }
+        const bool is_cached = in_tree && references(block) == 0;
+        cached += is_cached ? 1 : 0;
+        leaves += is_cached && tree_.is_leaf(block) ? 1 : 0;
+        if (evictable_.contains(block) != (is_cached && tree_.is_leaf(block))) {
+            broken(block, evictable_.contains(block) ? "may be evicted by mistake" : "can never be evicted");
+        }
+        if (in_tree && !is_cached && tree_.parent(block) != PrefixTree::kNone &&
+            references(tree_.parent(block)) == 0) {
+            broken(block, "is in use and the block before it is not");
         }
     }
-    if (promised_ < 0 || promised_ > free()) {
+    if (cached != cached_ || leaves != evictable_.size()) {
+        throw std::logic_error(std::to_string(cached_) + " KV blocks are counted as cached, " +
+                               std::to_string(cached) + " are");
+    }
+    if (promised_ < 0 || available() < 0) {
         throw std::logic_error(std::to_string(promised_) + " KV blocks are promised, " +
-                               std::to_string(free()) + " are free");
+                               std::to_string(free() + cached_) + " are free or cached");
     }
 }
 

@@ -1,18 +1,27 @@
-// The KV cache's blocks: who holds which, how many are free, how many are promised.
+// The KV cache's blocks: who holds which, which are cached for later, how many are free and promised.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include "kv/eviction_queue.h"
+#include "kv/prefix_tree.h"
 
 namespace castiron {
 
 // A fixed pool of KV blocks (kBlockTokens tokens each, over all layers). It only counts: the bytes are the
-// device's. Blocks have reference counts, so that several sequences can share one. Not thread-safe: the
-// engine thread owns it.
+// device's. Not thread-safe: the engine thread owns it. Allocates in the constructor only.
 //
-// A *promise* sets blocks aside without choosing them. A request is admitted only when the blocks of its
-// whole life can be promised, so that a running request never has to be thrown out for want of a block.
+// A block is *used* while sequences hold references on it, several of them if they share it. When the last
+// one lets go, a block that is in the prefix tree stays *cached*: it may be used again, or evicted when a
+// block is needed and none is free. Other blocks are *free* then. A sequence that holds a block of the tree
+// holds the whole path to it; so below a block that nobody uses nothing is used, and every cached block can
+// be had by evicting leaves.
+//
+// A *promise* sets blocks aside without choosing them: blocks that are free or cached, and no more of them
+// than there are.
 class BlockPool {
 public:
     // Throws std::invalid_argument unless num_blocks >= 1.
@@ -20,31 +29,56 @@ public:
 
     [[nodiscard]] int total() const { return static_cast<int>(references_.size()); }
     [[nodiscard]] int free() const { return static_cast<int>(free_.size()); }
-    [[nodiscard]] int used() const { return total() - free(); }
+    [[nodiscard]] int cached() const { return cached_; }
+    [[nodiscard]] int used() const { return total() - free() - cached_; }
     [[nodiscard]] int promised() const { return promised_; }
+    // Blocks that can be promised.
+    [[nodiscard]] int available() const { return free() + cached_ - promised_; }
     [[nodiscard]] int references(int32_t block) const { return references_[checked(block)]; }
+    [[nodiscard]] int64_t evictions() const { return evictions_; }
+    [[nodiscard]] const PrefixTree& tree() const { return tree_; }
 
-    // Sets `blocks` aside; false, and nothing changes, when fewer are free and unpromised.
+    // Sets `blocks` aside; false, and nothing changes, when fewer are available.
     [[nodiscard]] bool promise(int blocks);
     // Gives back what was promised and not taken.
     void withdraw(int blocks);
-    // Takes one promised block, with one reference. Throws std::logic_error when none is promised.
+    // Takes one promised block, with one reference: a free one, else the cached one that can best be spared.
+    // Throws std::logic_error when none is promised.
     [[nodiscard]] int32_t take_promised();
-    // One more holder of a block in use.
+    // One more holder of a used block, or the first of a cached one, which must be available then.
     void retain(int32_t block);
-    // One holder less; the last one frees it.
+    // One holder less; the last one frees the block, or leaves it cached.
     void release(int32_t block);
 
-    // Throws std::logic_error that says what is wrong: a block both free and in use, one lost, a broken
-    // promise.
+    // Enters a used block into the prefix tree, below `parent`, which its holder holds as well.
+    void cache(int32_t block, int32_t parent, const CacheSalt& salt, std::span<const int32_t> tokens,
+               int32_t priority);
+    // The block is worth as much as a use of this priority from now on; smaller numbers are worth more.
+    void value(int32_t block, int32_t priority);
+    // Takes a block and all below it out of the prefix tree; those in use stay with their holders.
+    void forget(int32_t block);
+    // Takes everything out of the prefix tree.
+    void forget_all();
+
+    // Throws std::logic_error that says what is wrong: a block in two states at once, one lost, a broken
+    // promise, a tree that is none.
     void check_integrity() const;
 
 private:
     [[nodiscard]] size_t checked(int32_t block) const;
+    void evict();
+    void drop_leaf(int32_t leaf);
 
-    std::vector<int32_t> references_;  // by block; 0: free
+    PrefixTree tree_;
+    EvictionQueue evictable_;          // cached leaves
+    std::vector<int32_t> references_;  // by block; 0: free or cached
+    std::vector<int32_t> priorities_;  // by block; of those in the tree
+    std::vector<uint64_t> last_used_;  // by block; of those cached
     std::vector<int32_t> free_;        // a stack, so that warm blocks are used again first
+    uint64_t clock_ = 0;               // counts releases
+    int cached_ = 0;
     int promised_ = 0;
+    int64_t evictions_ = 0;
 };
 
 }  // namespace castiron

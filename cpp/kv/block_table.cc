@@ -11,12 +11,16 @@ int blocks_for_tokens(int64_t tokens) {
     return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
 }
 
-BlockTable::BlockTable(int64_t max_tokens) : max_blocks_(blocks_for_tokens(max_tokens)) {
+BlockTable::BlockTable(int64_t max_tokens, const CacheUse& use)
+    : use_(use), max_blocks_(blocks_for_tokens(max_tokens)) {
     blocks_.reserve(static_cast<size_t>(max_blocks_));
 }
 
-bool BlockTable::open(BlockPool& pool) {
-    const int missing = max_blocks_ - static_cast<int>(blocks_.size()) - promised_;
+bool BlockTable::reserve(BlockPool& pool, int64_t tokens) {
+    const int wanted = blocks_for_tokens(tokens);
+    if (wanted > max_blocks_) throw std::logic_error("a sequence wants more KV blocks than its life takes");
+    const int missing = wanted - num_blocks();
+    if (missing <= 0) return true;
     if (!pool.promise(missing)) return false;
     promised_ += missing;
     return true;
@@ -24,20 +28,103 @@ bool BlockTable::open(BlockPool& pool) {
 
 void BlockTable::grow(BlockPool& pool, int64_t tokens) {
     const int wanted = blocks_for_tokens(tokens);
-    if (wanted > max_blocks_) throw std::logic_error("a sequence grew past the KV blocks promised to it");
     while (static_cast<int>(blocks_.size()) < wanted) {
+        if (promised_ < 1) throw std::logic_error("a sequence grew past the KV blocks promised to it");
         blocks_.push_back(pool.take_promised());
         --promised_;
     }
 }
 
 void BlockTable::close(BlockPool& pool) {
-    // Last block first: the pool's free list is a stack, so the next sequence gets them in ascending order.
+    // Last block first: of a path in the tree the end is the first to be evicted.
     while (!blocks_.empty()) {
         pool.release(blocks_.back());
         blocks_.pop_back();
     }
+    num_cached_ = 0;
     pool.withdraw(std::exchange(promised_, 0));
+}
+
+int32_t BlockTable::path_end() const {
+    return num_cached_ == 0 ? PrefixTree::kNone : blocks_[static_cast<size_t>(num_cached_) - 1];
+}
+
+// Whether the tree still has the sequence's path: it may have been forgotten.
+bool BlockTable::at_path_end(const BlockPool& pool) const {
+    return use_.enabled && (num_cached_ == 0 || pool.tree().contains(path_end()));
+}
+
+// Takes a block of the tree as the next of the path. False when the pool has none to spare.
+bool BlockTable::share(BlockPool& pool, int32_t block) {
+    const auto place = static_cast<size_t>(num_cached_);
+    if (place < blocks_.size()) {
+        pool.release(blocks_[place]);  // it holds the same, or less
+        pool.retain(block);
+        blocks_[place] = block;
+    } else {
+        if (promised_ > 0) {
+            pool.withdraw(1);
+            --promised_;
+        } else if (pool.references(block) == 0 && pool.available() < 1) {
+            return false;
+        }
+        pool.retain(block);
+        blocks_.push_back(block);
+    }
+    pool.value(block, use_.priority);
+    ++num_cached_;
+    return true;
+}
+
+// A place of the sequence's own for the contents of `block`. False when there is none.
+bool BlockTable::copy_from(BlockPool& pool, int32_t block, std::optional<BlockCopy>& copy) {
+    const auto place = static_cast<size_t>(num_cached_);
+    if (place >= blocks_.size()) {
+        // Taking a block may evict one, and it must not be this.
+        if (promised_ < 1 || (pool.references(block) == 0 && pool.available() < 1)) return false;
+        pool.retain(block);
+        blocks_.push_back(pool.take_promised());
+        --promised_;
+        pool.release(block);
+    }
+    copy = {block, blocks_[place]};
+    return true;
+}
+
+int BlockTable::reuse(BlockPool& pool, std::span<const int32_t> tokens, int computed,
+                      std::optional<BlockCopy>& copy) {
+    if (!at_path_end(pool)) return computed;
+    for (;;) {
+        const int begin = num_cached_ * kBlockTokens;
+        if (begin >= static_cast<int>(tokens.size())) return computed;
+        const auto found =
+            pool.tree().find(path_end(), use_.salt, tokens.subspan(static_cast<size_t>(begin)));
+        if (found.tokens == kBlockTokens && share(pool, found.block)) {
+            computed = begin + kBlockTokens;
+            continue;
+        }
+        const int end = begin + found.tokens;
+        return end > computed && copy_from(pool, found.block, copy) ? end : computed;
+    }
+}
+
+void BlockTable::keep(BlockPool& pool, std::span<const int32_t> tokens, int computed) {
+    while ((num_cached_ + 1) * kBlockTokens <= computed) {
+        if (!at_path_end(pool)) return;
+        const auto part = tokens.subspan(static_cast<size_t>(num_cached_) * kBlockTokens, kBlockTokens);
+        const auto found = pool.tree().find(path_end(), use_.salt, part);
+        if (found.tokens == kBlockTokens) {
+            // Somebody computed the same at the same time.
+            if (!share(pool, found.block)) throw std::logic_error("a KV block cannot be exchanged");
+            continue;
+        }
+        pool.cache(blocks_[static_cast<size_t>(num_cached_)], path_end(), use_.salt, part, use_.priority);
+        ++num_cached_;
+    }
+}
+
+void BlockTable::forget(BlockPool& pool) {
+    if (num_cached_ > 0) pool.forget(blocks_[0]);
 }
 
 }  // namespace castiron

@@ -55,7 +55,7 @@ TEST_CASE("a block table grows by promised blocks and gives everything back") {
     BlockPool pool(4);
     BlockTable table(70);  // 32 + 32 + 6 tokens
     CHECK(table.max_blocks() == 3);
-    REQUIRE(table.open(pool));
+    REQUIRE(table.reserve(pool, 70));
     table.grow(pool, 1);
     CHECK(table.blocks().size() == 1);
     table.grow(pool, 32);
@@ -64,13 +64,14 @@ TEST_CASE("a block table grows by promised blocks and gives everything back") {
     CHECK(table.blocks().size() == 2);
     CHECK(pool.promised() == 1);
     CHECK_THROWS_AS(table.grow(pool, 97), std::logic_error);
+    CHECK_THROWS_AS(static_cast<void>(table.reserve(pool, 97)), std::logic_error);
     BlockTable other(64);
-    CHECK_FALSE(other.open(pool));
+    CHECK_FALSE(other.reserve(pool, 64));
     table.close(pool);
     table.close(pool);
     CHECK(pool.free() == 4);
     CHECK(pool.promised() == 0);
-    CHECK(other.open(pool));
+    CHECK(other.reserve(pool, 64));
     other.close(pool);
     pool.check_integrity();
 }
@@ -88,7 +89,7 @@ TEST_CASE("block accounting stays exact through random lives") {
                 const int tokens = 1 + static_cast<int>(random() % 200);
                 auto table = std::make_unique<BlockTable>(tokens);
                 const int available = pool.free() - pool.promised();
-                const bool fits = table->open(pool);
+                const bool fits = table->reserve(pool, tokens);
                 CHECK(fits == (blocks_for_tokens(tokens) <= available));
                 if (!fits) continue;
                 open.push_back(std::move(table));

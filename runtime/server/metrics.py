@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -37,6 +37,15 @@ _TPOT = (
     5,
     7.5,
     10,
+)
+
+
+_ENGINE_COUNTERS = (
+    ("num_preemptions", "Times that a request was set back for want of KV blocks.", "preemptions"),
+    ("recomputed_tokens", "Tokens computed again after that.", "recomputed_tokens"),
+    ("prefix_cache_queries", "Prompt tokens looked for in the KV cache.", "prefix_query_tokens"),
+    ("prefix_cache_hits", "Prompt tokens found there.", "prefix_cached_tokens"),
+    ("kv_blocks_evicted", "Cached blocks given up for others.", "kv_blocks_evicted"),
 )
 
 
@@ -110,7 +119,7 @@ class Metrics:
 
 
 class _EngineGauges(Collector):
-    """Gauges from ``core.stats``."""
+    """Gauges and counters from ``core.stats``."""
 
     def __init__(self, session: Session, model_name: str) -> None:
         self._session = session
@@ -129,12 +138,21 @@ class _EngineGauges(Collector):
             ),
             "kv_blocks_total": ("Blocks of the KV cache.", total),
             "kv_blocks_used": ("Blocks that running requests hold.", stats.get("kv_blocks_used", 0)),
+            "kv_blocks_cached": (
+                "Blocks kept for prompts to come; evicted when room is short.",
+                stats.get("kv_blocks_cached", 0),
+            ),
             "kv_blocks_free": ("Free blocks.", stats.get("kv_blocks_free", 0)),
+            "num_tokens_waiting": ("Tokens of the requests that wait.", stats.get("waiting_tokens", 0)),
         }
         for name, (text, value) in values.items():
             family = GaugeMetricFamily(f"castiron:{name}", text, labels=("model_name",))
             family.add_metric((self._model_name,), float(value))
             yield family
+        for name, text, key in _ENGINE_COUNTERS:
+            count = CounterMetricFamily(f"castiron:{name}", text, labels=("model_name",))
+            count.add_metric((self._model_name,), float(stats.get(key, 0)))
+            yield count
 
 
 def _series(limit: int) -> tuple[float, ...]:

@@ -43,6 +43,8 @@ class _Generation(_Body):
     ignore_eos: StrictBool | None = None
     min_tokens: StrictInt | None = None
     skip_special_tokens: StrictBool | None = None
+    priority: StrictInt | None = None
+    cache_salt: StrictStr | None = None
     max_tokens: StrictInt | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None

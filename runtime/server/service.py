@@ -37,6 +37,8 @@ _PASSED_ON = (
     "ignore_eos",
     "min_tokens",
     "skip_special_tokens",
+    "priority",
+    "cache_salt",
 )
 
 

@@ -112,7 +112,9 @@ class FakeCore:
         self._waiting: deque[_Running] = deque()
         self._arrived = threading.Event()
 
-    def submit(self, prompt: np.ndarray, params: FakeParams) -> int:
+    def submit(
+        self, prompt: np.ndarray, params: FakeParams, priority: int = 0, cache_salt: bytes = b""
+    ) -> int:
         assert (prompt.dtype, prompt.ndim, prompt.flags.c_contiguous) == (np.int32, 1, True)
         if self.closed:
             raise FakeDeadError("the engine thread has ended")
