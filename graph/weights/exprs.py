@@ -243,12 +243,18 @@ class Gather(WeightExpr):
             out[...] = np.take(self._source.rows(start, stop), self._indices, self._axis)
             return
         wanted = self._indices[start:stop]
-        # Runs of neighbours are read at once; a permutation of single rows costs one read each
+        if not len(wanted):
+            return
         breaks = np.flatnonzero(np.diff(wanted) != 1) + 1
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        held = (high - low) * self.row_elements * self.dtype.itemsize
+        # Short runs close together (a permutation inside heads, a scale for many rows) are one read
+        if len(breaks) > len(wanted) // 16 and (high - low <= 2 * len(wanted) or held <= PIECE_BYTES):
+            out[...] = self._source.rows(low, high)[wanted - low]
+            return
         for run in np.split(np.arange(len(wanted)), breaks):
-            if len(run):
-                first = int(wanted[run[0]])
-                self._source.fill(first, first + len(run), out[run[0] : run[-1] + 1])
+            first = int(wanted[run[0]])
+            self._source.fill(first, first + len(run), out[run[0] : run[-1] + 1])
 
     def without_upcast(self) -> WeightExpr:
         """See ``WeightExpr.without_upcast``."""

@@ -67,6 +67,23 @@ def _q4_1(blocks: Array) -> tuple[Array, Array, Array | None]:
     )
 
 
+def _fifth_bits(blocks: Array, first: int) -> Array:
+    """Bit 4 of 32 codes, whose bits lie in four bytes: [m, 32]."""
+    bits = np.unpackbits(np.ascontiguousarray(blocks[:, first : first + 4]), axis=1, bitorder="little")
+    return bits << 4
+
+
+def _q5_0(blocks: Array) -> tuple[Array, Array, Array | None]:
+    codes = _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks, 2)
+    return _signed(codes, 16), _halves(blocks, 0), None
+
+
+def _q5_1(blocks: Array) -> tuple[Array, Array, Array | None]:
+    scale, least = np.split(_halves(blocks, 0, 2), 2, 1)
+    codes = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks, 4)
+    return _signed(codes, 16), scale, least.astype(np.float32) + 16 * scale.astype(np.float32)
+
+
 def _q8_0(blocks: Array) -> tuple[Array, Array, Array | None]:
     return blocks[:, 2:].view(np.int8), _halves(blocks, 0), None
 
@@ -107,6 +124,8 @@ def _q6_k(blocks: Array) -> tuple[Array, Array, Array | None]:
 BLOCK_KINDS: Final[dict[str, BlockKind]] = {
     "Q4_0": BlockKind("int4", 32, 18, 32, _q4_0, scale_dtype=_F16),
     "Q4_1": BlockKind("int4", 32, 20, 32, _q4_1, has_offset=True, scale_dtype=_F16),
+    "Q5_0": BlockKind("int8", 32, 22, 32, _q5_0, scale_dtype=_F16),
+    "Q5_1": BlockKind("int8", 32, 24, 32, _q5_1, has_offset=True, scale_dtype=_F16),
     "Q8_0": BlockKind("int8", 32, 34, 32, _q8_0, scale_dtype=_F16),
     "Q4_K": BlockKind("int4", 256, 144, 32, _q4_k, has_offset=True),
     "Q5_K": BlockKind("int8", 256, 176, 32, _q5_k, has_offset=True),

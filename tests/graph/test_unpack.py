@@ -15,6 +15,7 @@ from castiron.graph.weights.exprs import Constant
 from castiron.graph.weights.gguf_blocks import BLOCK_KINDS
 from castiron.graph.weights.quantized import dequantize
 from castiron.graph.weights.unpack import LAYOUTS, Unpack, unpack
+from gguf_files import random_blocks
 
 from castiron.errors import BuildError
 
@@ -118,21 +119,10 @@ def test_unpacking_gives_the_codes_that_were_packed(
             np.testing.assert_array_equal(expr.rows(start, stop), expected[start:stop])
 
 
-def gguf_blocks(name: str, rows: int, blocks: int) -> Array:
-    """Random bytes whose float16 scales are ordinary numbers: anything else in a block is legal."""
-    kind = BLOCK_KINDS[name]
-    rng = np.random.default_rng(3)
-    raw = rng.integers(0, 256, (rows * blocks, kind.nbytes)).astype(np.uint8)
-    first, count = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1)}.get(name, (0, 1))
-    scales = (rng.standard_normal((len(raw), count)) / 64).astype(np.float16)
-    raw[:, first : first + 2 * count] = scales.view(np.uint8)
-    return raw.reshape(rows, -1)
-
-
 @pytest.mark.parametrize("name", BLOCK_KINDS)
 def test_gguf_blocks_have_the_numbers_that_the_gguf_package_decodes(name: str) -> None:
     kind = BLOCK_KINDS[name]
-    raw = gguf_blocks(name, rows=5, blocks=3)
+    raw = random_blocks(name, 5, 3 * kind.width, seed=3)
     parts = [unpack(raw, f"{name.lower()}_{part}") for part in ("codes", "scales")]
     offset = unpack(raw, f"{name.lower()}_offsets") if kind.has_offset else None
     decoded = dequantize(parts[0], parts[1], offset, format=kind.format, group=kind.group)
@@ -149,7 +139,7 @@ def test_gguf_blocks_have_the_numbers_that_the_gguf_package_decodes(name: str) -
     assert (np.abs(decoded - expected) <= size * 2**-22).all()
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_codes_and_scales_of_gguf_blocks_are_those_that_were_quantized(name: str) -> None:
     w = np.random.default_rng(0).standard_normal((4, 96)).astype(np.float32)
     raw = gguf.quants.quantize(w, gguf.GGMLQuantizationType[name])
@@ -159,13 +149,13 @@ def test_codes_and_scales_of_gguf_blocks_are_those_that_were_quantized(name: str
     offset = unpack(raw, f"{name.lower()}_offsets") if kind.has_offset else None
     codes = unpack(raw, f"{name.lower()}_codes")
     error = np.abs(dequantize(codes, scales, offset, format=kind.format, group=kind.group) - w)
-    # half a step; a whole one for Q4_0's far end, which has no code of its own
-    assert (error <= np.abs(scales).repeat(32, 1) * (1.01 if name == "Q4_0" else 0.51)).all()
+    # half a step; a whole one for the far end of Q4_0 and Q5_0, which has no code of its own
+    assert (error <= np.abs(scales).repeat(32, 1) * (1.01 if name in ("Q4_0", "Q5_0") else 0.51)).all()
 
 
 def test_gguf_layouts_stream_like_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_exprs, "PIECE_BYTES", 1)
-    raw = gguf_blocks("Q5_K", rows=5, blocks=2)
+    raw = random_blocks("Q5_K", 5, 512, seed=3)
     for part in ("codes", "scales", "offsets"):
         expr = Unpack(Constant("w", raw), f"q5_k_{part}")
         np.testing.assert_array_equal(expr.rows(1, 4), unpack(raw, f"q5_k_{part}")[1:4])
