@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 # Only building engines needs torch. This release has a CPU build and is the one the tests run with.
 TORCH  ?= torch==2.13.0
 
-SOURCES := pyproject.toml $(shell find CMakeLists.txt cpp castiron graph plugins build engines runtime \
+SOURCES := pyproject.toml $(shell find CMakeLists.txt cpp castiron graph calibration plugins build engines runtime \
              -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
 .PHONY: demo test lint cpp-test python-test system-packages clean

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -15,6 +15,7 @@ from castiron.errors import BuildError
 
 from ..engines import EngineWriter, Limits, MemoryRow, Verification, open_engine
 from ..engines.golden import make_golden
+from ..engines.quantization import Quantization
 from ..engines.writer import check_output_dir
 from ..graph.custom import check_custom_ops
 from ..graph.weights import WeightGraph
@@ -24,14 +25,17 @@ from . import estimate
 from .gpus import present_gpus
 from .identity import golden_ids, model_identity, parameter_count, special_tokens
 from .lower import Decision, Lowered, lower
+from .measure import Reference, measure
 from .options import BuildOptions, resolve_limits
 from .progress import Phases, Progress, Silent
+from .quantize import Quantized, decisions, quantize, section
 from .report import BuildPlan, BuildReport
 from .weight_table import WeightPool
 
 if TYPE_CHECKING:
     from ..graph.checkpoint import Checkpoint
     from ..graph.passes import PassReport
+    from ..graph.quant_plan import QuantPlan
 
 _NO_DEVICE = "this machine has no device for its targets; add --target host to compare it here"
 _NO_CORE = "the C++ runtime (castiron.runtime._core) is not installed here"
@@ -71,8 +75,9 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
 
         takeovers = [module for plugin in plugins for module in plugin.modules]
         captured = capture(checkpoint, max_seq_len=limits.max_seq_len, takeovers=takeovers)
+    quantized = quantize(checkpoint, captured, options.quantization, limits.max_seq_len, phases)
     with phases("rewrite graph"):
-        model, passes = _rewrite(captured.model, limits, options, plugins)
+        model, passes = _rewrite(captured.model, limits, options, plugins, quantized.plan)
     with phases("lower"):
         targets = options.resolved_targets()
         registry, pool = default_registry(targets), WeightPool(WeightGraph(model))
@@ -84,6 +89,7 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]
     notes = [*checkpoint.notes, *captured.report.notes, *ignored]
     plan = _plan(checkpoint, lowered, limits, options)
+    about = section(quantized, model, pool.graph, options.dtype)
     phases.progress.plan(plan)
     for note in (*checkpoint.notes, *captured.report.notes):
         phases.progress.note(note)
@@ -91,14 +97,15 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
         output_dir=str(output_dir),
         plan=plan,
         passes=tuple((one.name, one.applied) for one in passes),
-        decisions=_decisions(lowered),
+        decisions=(*(() if about is None else decisions(about)), *_decisions(lowered)),
         notes=tuple(notes),
+        quantization=about,
         dry_run=options.dry_run,
     )
     if not options.dry_run:
         _check_disk(output_dir, plan.disk_bytes)
         with EngineWriter(output_dir, overwrite=options.overwrite) as writer:
-            report = _write(writer, checkpoint, model, lowered, report, options, phases)
+            report = _write(writer, checkpoint, model, lowered, report, options, phases, quantized)
     return replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
 
 
@@ -119,12 +126,16 @@ def _decisions(lowered: list[Lowered]) -> tuple[dict[str, str], ...]:
 
 
 def _rewrite(
-    model: onnx.ModelProto, limits: Limits, options: BuildOptions, plugins: list[Plugin]
+    model: onnx.ModelProto,
+    limits: Limits,
+    options: BuildOptions,
+    plugins: list[Plugin],
+    quantization: QuantPlan,
 ) -> tuple[onnx.ModelProto, list[PassReport]]:
     from ..graph.passes import PassContext, run_passes
 
     patterns = tuple(pattern for plugin in plugins for pattern in plugin.patterns)
-    return run_passes(model, PassContext(limits.max_seq_len, patterns), options.dump_graph)
+    return run_passes(model, PassContext(limits.max_seq_len, patterns, quantization), options.dump_graph)
 
 
 def _plan(checkpoint: Checkpoint, lowered: list[Lowered], limits: Limits, options: BuildOptions) -> BuildPlan:
@@ -170,6 +181,7 @@ def _write(
     report: BuildReport,
     options: BuildOptions,
     phases: Phases,
+    quantized: Quantized,
 ) -> BuildReport:
     sources = {name: source for one in lowered for name, source in one.sources.items()}
     lowered, report = _compile(writer, lowered, report, phases)
@@ -188,9 +200,13 @@ def _write(
     if writer.copy_tokenizer(checkpoint.folder) and not (checkpoint.folder / "tokenizer.json").is_file():
         phases.progress.note("the checkpoint has no tokenizer.json: the engine takes and gives token ids")
     tokens = special_tokens(checkpoint, lowered[0].program.vocab_size)
+    reference = Reference(checkpoint, quantized.plan, report.plan.limits.max_seq_len)
     if options.verify != "never":
         with phases("golden outputs"):
-            writer.add_golden(_golden(checkpoint, tokens.vocab_size_used, report.plan.limits))
+            golden = make_golden(
+                reference.model, tokens.vocab_size_used, report.plan.limits, golden_ids(checkpoint)
+            )
+            writer.add_golden(golden)
     report = replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
     writer.add_build_report(report.to_dict())
     rows = _memory_rows(lowered, writer)
@@ -198,6 +214,10 @@ def _write(
         writer.finish(
             model=model_identity(checkpoint, options.dtype), special_tokens=tokens, memory_plan=rows
         )
+    if report.quantization is not None:
+        about = _measure(report.quantization, writer, reference, lowered, report, options, phases)
+        writer.record_quantization(about)
+        report = replace(report, quantization=about)
     if options.verify == "never":
         return report
     if not report.plan.verify:
@@ -264,11 +284,31 @@ def _why_not_verified(lowered: list[Lowered]) -> str:
     return "the weights are too large for the build to load them"
 
 
-def _golden(checkpoint: Checkpoint, vocab_size: int, limits: Limits) -> dict[str, Any]:
-    from ..graph.reference import SourceModel
-
-    source = SourceModel(checkpoint, max_seq_len=limits.max_seq_len)
-    return make_golden(source, vocab_size, limits, golden_ids(checkpoint))
+def _measure(
+    about: Quantization,
+    writer: EngineWriter,
+    reference: Reference,
+    lowered: list[Lowered],
+    report: BuildReport,
+    options: BuildOptions,
+    phases: Phases,
+) -> Quantization:
+    """The section with the accuracy report; on the engine where it runs here, else on its reference."""
+    wanted = options.quantization
+    if wanted.eval_tokens == 0 or not wanted.wanted:
+        return about
+    writer.record_quantization(about)
+    on_engine = estimate.fits_verification(lowered) and _has_core() and _runs_here(lowered)
+    engine = open_engine(writer.path) if on_engine else None
+    found = measure(reference, engine, wanted, options.num_threads, phases)
+    if wanted.max_kl is not None and not found.mean_kl <= wanted.max_kl:
+        worst = ", ".join(layer.name for layer in about.worst_layers[:3]) or "unknown without calibration"
+        raise BuildError(
+            f"the mean KL to the unquantized model is {found.mean_kl:.4g} nats over {found.predictions} "
+            f"predictions of {found.text.name}; --max-kl allows {wanted.max_kl:g}, so the engine was not "
+            f"written. Products that lose most: {worst}. {about.suggestion}"
+        )
+    return about.model_copy(update={"accuracy": found})
 
 
 def _verify(path: Path, options: BuildOptions, phases: Phases) -> Verification:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from castiron.errors import BuildError
 
+from ..calibration import QuantizationOptions
 from ..engines.program import Limits
 from ..plugins import TARGETS
 from .gpus import present_gpus
@@ -47,6 +48,7 @@ class BuildOptions:
         dry_run: stop after the plan; nothing is written.
         dump_graph: folder for the graph after every pass.
         plugins: plugin files, in the order of their patterns (docs/plugins.md).
+        quantization: what is quantized to what, and how accurate it must be (docs/quantization.md).
         activations: "auto" lets the host round the activations of products whose weights alone are quantized
             to int8, in groups of 32; "full" keeps them as they are.
         num_threads: threads of the comparison at the end.
@@ -64,6 +66,7 @@ class BuildOptions:
     dry_run: bool = False
     dump_graph: Path | None = None
     plugins: tuple[Path, ...] = ()
+    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
     activations: Literal["auto", "full"] = "auto"
     num_threads: int | None = None
 
@@ -79,6 +82,7 @@ class BuildOptions:
         self._check_dtype()
         if self.activations not in ("auto", "full"):
             raise BuildError(f"activations is {self.activations!r}; expected auto or full")
+        self.quantization.check()
         if self.verify not in ("auto", "always", "never"):
             raise BuildError(f"verify is {self.verify!r}; expected auto, always or never")
         for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "max_logit_rows", "num_threads"):

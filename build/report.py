@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..engines import Limits, Verification
+from ..engines.quantization import Quantization
 from .memory import MemoryPlan
 
 
@@ -39,6 +40,7 @@ class BuildReport:
     notes: tuple[str, ...]
     phases: dict[str, float] = field(default_factory=dict)
     peak_rss_bytes: int = 0
+    quantization: Quantization | None = None
     verification: Verification | None = None
     dry_run: bool = False
 
@@ -67,5 +69,6 @@ class BuildReport:
             "phases": {name: round(seconds, 3) for name, seconds in self.phases.items()},
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
+            "quantization": None if self.quantization is None else self.quantization.model_dump(),
             "verification": None if self.verification is None else self.verification.model_dump(),
         }

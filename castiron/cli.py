@@ -35,6 +35,7 @@ _BUILD_ONLY = (
     "safetensors",
     "gguf",
     "accelerate",
+    "modelopt",
     "onnxscript",
     "triton",
 )

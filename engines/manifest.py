@@ -5,30 +5,24 @@ from __future__ import annotations
 import shlex
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from castiron.errors import EngineError
 
 from .program import Limits
+from .quantization import Quantization
+from .schema import Bytes, Schema, Sha256, Text
 
 #: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
-FORMAT_VERSION = (1, 1)
+FORMAT_VERSION = (1, 2)
 
-# No control characters: these are printed on terminals.
-Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 EntryName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_./-]{0,255}$")]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Bytes = Annotated[int, Field(ge=0, le=1 << 48)]
 Token = Annotated[int, Field(ge=0, le=1 << 24)]
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,6}\.[0-9]{1,6}$")]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ModelIdentity(_Model):
+class ModelIdentity(Schema):
     """Which checkpoint the engine was cast from."""
 
     name: Text
@@ -46,10 +40,10 @@ class ModelIdentity(_Model):
     parameters: Bytes
 
 
-class SpecialTokens(_Model):
+class SpecialTokens(Schema):
     """Token ids that the runtime needs without a tokenizer."""
 
-    eos_token_ids: Annotated[list[Token], Field(max_length=256)] = []
+    eos_token_ids: Annotated[list[Token], Field(max_length=256)] = Field(default_factory=list)
     bos_token_id: Token | None = None
     pad_token_id: Token | None = None
     #: Columns of the logits.
@@ -58,7 +52,7 @@ class SpecialTokens(_Model):
     vocab_size_used: Annotated[int, Field(ge=1, le=1 << 24)]
 
 
-class MemoryRow(_Model):
+class MemoryRow(Schema):
     """One line of the memory plan."""
 
     item: Text
@@ -66,7 +60,7 @@ class MemoryRow(_Model):
     note: Text = ""
 
 
-class Verification(_Model):
+class Verification(Schema):
     """What the comparison with the golden outputs gave."""
 
     passed: bool
@@ -76,7 +70,7 @@ class Verification(_Model):
     rows: Annotated[int, Field(ge=0)]
 
 
-class GoldenSummary(_Model):
+class GoldenSummary(Schema):
     """What golden.safetensors holds; ``verification`` is the build's own comparison."""
 
     sequences: Annotated[int, Field(ge=1, le=64)]
@@ -85,14 +79,14 @@ class GoldenSummary(_Model):
     verification: Verification | None = None
 
 
-class FileRecord(_Model):
+class FileRecord(Schema):
     """Size and hash of a file in the folder, or of an entry of rank0.engine."""
 
     size: Bytes
     sha256: Sha256
 
 
-class Manifest(_Model):
+class Manifest(Schema):
     """The whole of ``config.json``."""
 
     format: Literal["castiron-engine"] = "castiron-engine"
@@ -103,7 +97,8 @@ class Manifest(_Model):
         list[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,32}$")]], Field(min_length=1, max_length=32)
     ]
     limits: Limits
-    quantization: None = None
+    #: None: weights, activations and cache are all of ``model.dtype``.
+    quantization: Quantization | None = None
     memory_plan: Annotated[list[MemoryRow], Field(max_length=1024)]
     special_tokens: SpecialTokens
     golden: GoldenSummary | None = None

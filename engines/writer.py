@@ -35,6 +35,7 @@ from .manifest import (
     Verification,
 )
 from .program import Program
+from .quantization import Quantization
 from .weights_writer import PackedSource, Progress, write_weights
 
 
@@ -191,6 +192,15 @@ class EngineWriter:
             raise BuildError("only a finished engine with golden outputs can record a verification.")
         golden = self._manifest.golden.model_copy(update={"verification": verification})
         self._manifest = self._manifest.model_copy(update={"golden": golden})
+        with self._writing():
+            self._write_manifest(self._manifest)
+        return self._manifest
+
+    def record_quantization(self, quantization: Quantization) -> Manifest:
+        """Store in the manifest of the finished engine what was quantized and what that cost."""
+        if self._manifest is None:
+            raise BuildError("only a finished engine can record its quantization.")
+        self._manifest = self._manifest.model_copy(update={"quantization": quantization})
         with self._writing():
             self._write_manifest(self._manifest)
         return self._manifest

@@ -31,7 +31,10 @@ _SMALL: Final = 1 << 20
 
 
 class SourceModel:
-    """The model of a checkpoint, run by transformers in float32 with eager attention."""
+    """The model of a checkpoint, run by transformers in float32 with eager attention.
+
+    ``model``: the transformers module, in evaluation mode; ``streamed``: its large matrices stay on disk.
+    """
 
     def __init__(
         self,
@@ -49,28 +52,29 @@ class SourceModel:
         ``UnsupportedModelError`` when transformers cannot build the model.
         """
         self.streamed = 4 * sum(tensor.size for tensor in checkpoint.tensors.values()) > whole_model_bytes
-        self._model = _empty_model(checkpoint)
+        self.model = _empty_model(checkpoint)
         if max_seq_len is not None:
-            freeze_frequencies(self._model, max_seq_len)
-        _fill(self._model, checkpoint, self.streamed)
+            freeze_frequencies(self.model, max_seq_len)
+        _fill(self.model, checkpoint, self.streamed)
 
     def logits(self, token_ids: Tokens, rows: Tokens) -> npt.NDArray[np.float32]:
         """Logits [len(rows), vocab] at positions ``rows`` of one sequence, without a cache."""
         kept = torch.from_numpy(np.asarray(rows, np.int64))
         with torch.no_grad():
-            output = self._model(input_ids=_batch(token_ids), use_cache=False, logits_to_keep=kept)
+            output = self.model(input_ids=_batch(token_ids), use_cache=False, logits_to_keep=kept)
         return _numpy(output.logits)
 
-    def decode(self, prefix: Tokens, continuation: Tokens) -> npt.NDArray[np.float32]:
+    def decode(self, prefix: Tokens, continuation: Tokens, cache: Any = None) -> npt.NDArray[np.float32]:
         """Logits [len(continuation), vocab] after each token of ``continuation``, fed one by one.
 
-        ``prefix`` is processed at once and cached by transformers, as in generation.
+        ``prefix`` is processed at once and cached by transformers, as in generation, in ``cache`` if given.
         """
         rows = []
         with torch.no_grad():
-            cache = self._model(input_ids=_batch(prefix), use_cache=True, logits_to_keep=1).cache
+            start = {} if cache is None else {"cache": cache}
+            cache = self.model(input_ids=_batch(prefix), use_cache=True, logits_to_keep=1, **start).cache
             for token in continuation:
-                output = self._model(input_ids=_batch([int(token)]), use_cache=True, cache=cache)
+                output = self.model(input_ids=_batch([int(token)]), use_cache=True, cache=cache)
                 cache = output.cache
                 rows.append(_numpy(output.logits))
         return np.concatenate(rows)

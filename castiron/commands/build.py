@@ -10,6 +10,7 @@ import click
 
 from .common import comma_lists, console, human_bytes, human_count, json_option, print_json
 from .inspect import show_decisions
+from .quantization import quantization_options, show_accuracy, take_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +78,7 @@ _POSITIVE = click.IntRange(min=1)
     multiple=True,
     help="A plugin file (docs/plugins.md): its ops, patterns and tactics take part; may be repeated.",
 )
+@quantization_options
 @click.option("--overwrite", is_flag=True, help="Replace an engine that is already there.")
 @click.option(
     "--verify",
@@ -106,7 +108,9 @@ def command(model: str, output_dir: Path | None, as_json: bool, **options: Any) 
     with progress:
         from castiron.build import BuildOptions, build
 
-        report = build(model, output_dir or Path("engine"), BuildOptions(**options), progress=progress)
+        quantization = take_options(options)
+        made = BuildOptions(**options, quantization=quantization)
+        report = build(model, output_dir or Path("engine"), made, progress=progress)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -135,6 +139,8 @@ def show_report(out: Console, report: BuildReport) -> None:
             f"[bold]Verified[/] {word} with the source model: max error {found.max_abs_error:.3g}, mean KL "
             f"{found.mean_kl:.3g}, top-1 agreement {found.top1_agreement:.1%} over {found.rows} rows"
         )
+    if report.quantization is not None:
+        show_accuracy(out, report.quantization.model_dump())
     if report.dry_run:
         out.print("Dry run: nothing was written.")
         return

@@ -19,6 +19,7 @@ from .common import (
     table,
 )
 from .inspect_kernels import show_kernels, summarize_kernels
+from .quantization import show_quantization
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +75,7 @@ def summarize(engine: Engine, *, steps: bool) -> dict[str, Any]:
         "model": manifest.model.model_dump(),
         "targets": engine.targets,
         "limits": manifest.limits.model_dump(),
-        "quantization": manifest.quantization,
+        "quantization": None if manifest.quantization is None else manifest.quantization.model_dump(),
         "special_tokens": manifest.special_tokens.model_dump(),
         "tokenizer": engine.tokenizer_dir is not None,
         "memory_plan": [row.model_dump() for row in manifest.memory_plan],
@@ -141,6 +142,8 @@ def _show(out: Console, summary: dict[str, Any]) -> None:
     }.items():
         facts.add_row(f"[bold]{key}[/]", escape(str(value)))
     out.print(facts)
+    if summary["quantization"]:
+        show_quantization(out, summary["quantization"])
     _show_memory(out, summary)
     _show_programs(out, summary)
     _show_report(out, summary)

@@ -1,0 +1,229 @@
+"""Quantizing the products of a model while it runs.
+
+Calibration is one pass of the source model over a text; each product is quantized when it is reached. Every
+product of the model is replaced by one that first quantizes itself: at that moment it has the
+activations of the whole calibration text before it, made by products that are quantized already. So one pass
+does for a model of any size what a pass per layer would do, with one weight in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from castiron.errors import BuildError
+
+from ..graph.quant_plan import LinearPlan, TensorRef
+from .activations import round_activations
+from .grids import GRIDS
+from .modelopt import calibrate_product
+from .recipes import HEAD, Scheme
+from .rounding import Rounded, compensate, fit_scales, inverse_factor, nearest
+from .scales import weight_scales
+from .sites import Site
+from .store import Arrays, Store, read_tensor
+
+#: Rows of activations on which the error of each product is measured.
+_ERROR_ROWS: Final = 256
+
+
+@dataclass
+class Quantizer:
+    """Quantizes products as the model comes to them; ``product`` takes the place of a site's own.
+
+    ``schemes``: by the first site of each group of sites that share an input; a group without one stays.
+    ``done``: called after each group.
+    """
+
+    store: Store
+    groups: list[list[Site]]
+    schemes: Mapping[Site, Scheme]
+    done: Callable[[], None] = lambda: None
+    plans: dict[str, LinearPlan] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    _input: Tensor | None = None
+    _rounded_input: Tensor | None = None
+    _weights: dict[Site, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._group_of = {site: index for index, group in enumerate(self.groups) for site in group}
+
+    def product(self, site: Site, x: Tensor) -> Tensor:
+        """The quantized product of one site."""
+        group = self.groups[self._group_of[site]]
+        scheme = self.schemes.get(group[0])
+        if scheme is None:
+            return functional.linear(x, site.weight(), site.bias())
+        if self._input is not x:
+            self._input, self._weights = x, {}
+            self._rounded_input, self._weights = self._quantize(group, scheme, x)
+            self.done()
+        assert self._rounded_input is not None
+        return functional.linear(self._rounded_input, self._weights[site], site.bias())
+
+    def _quantize(self, group: list[Site], scheme: Scheme, x: Tensor) -> tuple[Tensor, dict[Site, Tensor]]:
+        part = f"group-{self._group_of[group[0]]:05d}"
+        flat = x.reshape(-1, x.shape[-1])
+        refs = self.store.refs(part)
+        if refs is None:
+            refs = self.store.save(part, quantize_group(group, scheme, flat))
+        facts = read_tensor(refs["facts"])
+        plans = group_plans(group, scheme, refs, float(facts[0]))
+        self.plans.update(plans)
+        self.errors.update({site.name: float(error) for site, error in zip(group, facts[1:], strict=True)})
+        rounded = rounded_input(x, plans[group[0].stored])
+        return rounded, {site: plan_weight(plans[site.stored], site) for site in group}
+
+
+def quantize_group(group: list[Site], scheme: Scheme, x: Tensor) -> Arrays:
+    """Quantize the weights of sites that share the input ``x`` [T, K]; the arrays that a plan refers to.
+
+    ``facts``: the static scale of the input (0: none), then the error of each site.
+    """
+    sizes = [site.shape[0] for site in group]
+    weight = torch.cat([site.weight() for site in group])
+    found = calibrate_product(weight, x, scheme) if scheme.x_static or scheme.prescale else None
+    input_scale = None if found is None else found.input_scale
+    static = 0.0
+    if found is not None and scheme.x_static:
+        static = _static_scale(found.input_amax, scheme)
+    scaled = x if input_scale is None else x * input_scale
+    target = weight if input_scale is None else weight / input_scale
+    inputs = round_activations(scaled, scheme.x_format, scheme.x_group, static)
+    rounded = round_weight(target, inputs, scheme)
+    errors = _errors(weight, rounded.weight(), x, inputs, sizes)
+    arrays: dict[str, Any] = {"facts": torch.tensor([static, *errors]).numpy()}
+    if input_scale is not None:
+        arrays["input_scale"] = input_scale.numpy()
+    arrays.update(_weight_arrays(group, rounded, scheme, codes=True))
+    return arrays
+
+
+def round_weight(weight: Tensor, inputs: Tensor, scheme: Scheme) -> Rounded:
+    """The codes and scales of a weight [N, K] for inputs [T, K] as the product will see them."""
+    scales = weight_scales(weight, GRIDS[scheme.weight], scheme.group, scheme.scales)
+    if scheme.rounding == "nearest":
+        return nearest(weight, scales.search(weight, None), scales)
+    moments = inputs.T @ inputs / len(inputs)
+    upper, order = inverse_factor(moments)
+    rounded = compensate(weight, upper, order, scales.search(weight, moments.diagonal()), scales)
+    if scales.adjustable:
+        rounded = compensate(weight, upper, order, fit_scales(weight, moments, rounded), scales)
+    return rounded
+
+
+def quantize_plainly(site: Site, scheme: Scheme) -> Arrays:
+    """Scales of a weight by its own numbers, for codes that packing makes."""
+    weight = site.weight()
+    scales = weight_scales(weight, GRIDS[scheme.weight], scheme.group, scheme.scales)
+    rounded = nearest(weight, scales.search(weight, None), scales)
+    return _weight_arrays([site], rounded, scheme, codes=False)
+
+
+def group_plans(
+    group: list[Site], scheme: Scheme, refs: Mapping[str, TensorRef], x_scale: float = 0.0
+) -> dict[str, LinearPlan]:
+    """The plans of a group's sites, by the stored names of their weights."""
+    return {
+        site.stored: LinearPlan(
+            format=scheme.weight,
+            group=scheme.group,
+            scale=refs[f"{site.stored}.scale"],
+            codes=refs.get(f"{site.stored}.codes"),
+            input_scale=refs.get("input_scale"),
+            x_format=scheme.x_format,
+            x_group=scheme.x_group if scheme.x_format in ("int8", "fp8") else 0,
+            x_scale=x_scale,
+        )
+        for site in group
+    }
+
+
+def rounded_input(x: Tensor, plan: LinearPlan) -> Tensor:
+    """``x`` as the product of ``plan`` reads it."""
+    if plan.input_scale is not None and not plan.input_is_scaled:
+        x = x * torch.from_numpy(read_tensor(plan.input_scale).copy())
+    return round_activations(x, plan.x_format, plan.x_group, plan.x_scale)
+
+
+def plan_weight(plan: LinearPlan, site: Site) -> Tensor:
+    """The weight [N, K] that an engine computes with, float32; the site's own where it stays."""
+    if plan.format is None or plan.scale is None:
+        return site.weight()
+    scale = torch.from_numpy(read_tensor(plan.scale).astype("float32"))
+    width = site.shape[1]
+    columns = scale.repeat_interleave(plan.group, 1)[:, :width] if plan.group else scale
+    if plan.codes is not None:
+        return _numbers(torch.from_numpy(read_tensor(plan.codes).copy()), plan.format) * columns
+    weight = site.weight()
+    if plan.input_scale is not None:
+        weight = weight / torch.from_numpy(read_tensor(plan.input_scale).copy())
+    return GRIDS[plan.format].round(weight / columns) * columns
+
+
+def schemes_for(
+    groups: list[list[Site]], scheme: Scheme, exclude: tuple[str, ...]
+) -> tuple[list[list[Site]], dict[Site, Scheme], list[str]]:
+    """Groups without excluded sites, the scheme of each group's first site, and the names left out.
+
+    Raises BuildError for a pattern that matches nothing.
+    """
+    names = [site.name for group in groups for site in group]
+    for pattern in exclude:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise BuildError(
+                f"--exclude {pattern!r} matches no matrix of the model; names are like "
+                f"{', '.join(repr(name) for name in (names[0], names[-1]))}"
+            )
+    excluded = [name for name in names if any(fnmatchcase(name, pattern) for pattern in exclude)]
+    kept = [[site for site in group if site.name not in excluded] for group in groups]
+    kept = [group for group in kept if group]
+    schemes = {group[0]: HEAD if group[0].is_head else scheme for group in kept}
+    return kept, schemes, excluded
+
+
+def _static_scale(amax: float, scheme: Scheme) -> float:
+    """The constant scale of inputs whose largest magnitude is ``amax``."""
+    if scheme.x_format == "nvfp4":
+        return max(amax, 1e-12) / (GRIDS["fp8"].high * GRIDS["fp4"].high)
+    return max(amax, 1e-12) / GRIDS["fp8" if scheme.x_format == "fp8" else "int8"].high
+
+
+def _errors(weight: Tensor, changed: Tensor, x: Tensor, inputs: Tensor, sizes: list[int]) -> list[float]:
+    """Relative output error of each part of the rows, on some of the activations."""
+    step = max(1, len(x) // _ERROR_ROWS)
+    wanted = x[::step] @ weight.T
+    change = inputs[::step] @ changed.T - wanted
+    return [
+        float(delta.norm() / part.norm().clamp(min=1e-30))
+        for delta, part in zip(torch.split(change, sizes, 1), torch.split(wanted, sizes, 1), strict=True)
+    ]
+
+
+def _weight_arrays(group: list[Site], rounded: Rounded, scheme: Scheme, *, codes: bool) -> dict[str, Any]:
+    sizes = [site.shape[0] for site in group]
+    scale = rounded.scale.half() if scheme.scales == "float16" else rounded.scale
+    arrays: dict[str, Any] = {}
+    for site, part, numbers in zip(
+        group, torch.split(scale, sizes), torch.split(rounded.numbers, sizes), strict=True
+    ):
+        arrays[f"{site.stored}.scale"] = part.contiguous().numpy()
+        if codes:
+            arrays[f"{site.stored}.codes"] = rounded.scales.grid.codes(numbers).contiguous().numpy()
+    return arrays
+
+
+def _numbers(codes: Tensor, weight_format: str) -> Tensor:
+    """The numbers behind codes, float32."""
+    if weight_format == "fp8":
+        return codes.view(torch.float8_e4m3fn).float()
+    if weight_format == "fp4":
+        magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+        return torch.cat([magnitudes, -magnitudes])[codes.long()]
+    return codes.float()
