@@ -16,10 +16,10 @@ from ..graph.checkpoint import Checkpoint
 from ..graph.quant_plan import CacheScales, LinearPlan, QuantPlan
 from ..graph.reference import SourceModel
 from .options import QuantizationOptions
-from .products import Quantizer, group_plans, quantize_plainly, schemes_for
-from .recipes import Recipe, Scheme, recipe_named
+from .products import Quantizer, group_plans, part_name, quantize_plainly, without_excluded
+from .recipes import HEAD, Recipe, Scheme, recipe_named
 from .running import CacheWatch, attention_by_sequence
-from .sites import Site, find_sites, input_groups, replaced
+from .sites import InputGroup, Site, find_sites, input_groups, replaced
 from .store import Store, cache_folder, key_of
 from .texts import (
     CALIBRATION_TEXT,
@@ -47,7 +47,6 @@ class Calibration:
     plan: QuantPlan
     recipe: Recipe | None
     schemes: Mapping[str, Scheme]
-    shapes: Mapping[str, tuple[int, int]]
     excluded: tuple[str, ...]
     errors: Mapping[str, float]
     text: Windows | None
@@ -71,14 +70,14 @@ def calibrate(
     source = SourceModel(checkpoint, max_seq_len=max_seq_len)
     groups = input_groups(source.model, find_sites(source.model, checkpoint))
     excluded: list[str] = []
-    schemes: dict[Site, Scheme] = {}
+    schemes: dict[InputGroup, Scheme] = {}
     if recipe is None:
         groups = []
     else:
-        exclude = options.exclude
         if not options.quantize_head:
-            groups = [[site for site in group if not site.is_head] for group in groups]
-        groups, schemes, excluded = schemes_for([g for g in groups if g], recipe.scheme, exclude)
+            groups = [group for group in groups if not group.is_head]
+        groups, excluded = without_excluded(groups, options.exclude)
+        schemes = {group: HEAD if group.is_head else recipe.scheme for group in groups}
     needs_text = options.kv_cache != "auto" or any(scheme.needs_text for scheme in schemes.values())
     windows = _windows(checkpoint, options) if needs_text else None
     if windows is not None and windows.ids.shape[1] > max_seq_len:
@@ -101,8 +100,7 @@ def calibrate(
     return Calibration(
         plan=_plan(store, groups, schemes, record, options),
         recipe=recipe,
-        schemes={site.name: schemes[group[0]] for group in groups for site in group},
-        shapes={site.name: site.shape for group in groups for site in group},
+        schemes={site.name: schemes[group] for group in groups for site in group.sites},
         excluded=tuple(excluded),
         errors=record["errors"],
         text=windows,
@@ -116,24 +114,24 @@ _REPORT_OPTIONS: Final = frozenset({"eval_data", "eval_tokens", "max_kl", "calib
 
 def _run(
     source: SourceModel,
-    groups: list[list[Site]],
-    schemes: Mapping[Site, Scheme],
+    groups: list[InputGroup],
+    schemes: Mapping[InputGroup, Scheme],
     store: Store,
     windows: Windows | None,
     options: QuantizationOptions,
     advance: Callable[[int], None],
 ) -> dict[str, Any]:
-    plain = [group for group in groups if not schemes[group[0]].needs_text]
-    calibrated = [group for group in groups if schemes[group[0]].needs_text]
+    plain = [group for group in groups if not schemes[group].needs_text]
+    calibrated = [group for group in groups if schemes[group].needs_text]
     for group in plain:
-        for site in group:
+        for site in group.sites:
             if store.refs(_part(site)) is None:
-                store.save(_part(site), quantize_plainly(site, schemes[group[0]]))
+                store.save(_part(site), quantize_plainly(site, schemes[group]))
         advance(1)
     quantizer = Quantizer(store, calibrated, schemes, lambda: advance(1))
     watch = CacheWatch(options.kv_cache)
     if windows is not None:
-        sites = [site for group in calibrated for site in group]
+        sites = [site for group in calibrated for site in group.sites]
         with replaced(sites, quantizer.product), attention_by_sequence(source.model), torch.no_grad():
             ids = torch.from_numpy(np.ascontiguousarray(windows.ids))
             source.model(input_ids=ids, use_cache=True, cache=watch, logits_to_keep=1)
@@ -144,7 +142,7 @@ def _run(
         "kv": {str(layer): [one.k, one.v] for layer, one in watch.scales.items()},
         "x_scales": {name: plan.x_scale for name, plan in quantizer.plans.items()},
         "parts": {
-            site.name: f"group-{index:05d}" for index, group in enumerate(calibrated) for site in group
+            site.name: part_name(index) for index, group in enumerate(calibrated) for site in group.sites
         },
     }
 
@@ -155,20 +153,20 @@ def _part(site: Site) -> str:
 
 def _plan(
     store: Store,
-    groups: list[list[Site]],
-    schemes: Mapping[Site, Scheme],
+    groups: list[InputGroup],
+    schemes: Mapping[InputGroup, Scheme],
     record: Mapping[str, Any],
     options: QuantizationOptions,
 ) -> QuantPlan:
     linears: dict[str, LinearPlan] = {}
     for group in groups:
-        for site in group:
+        for site in group.sites:
             part = record["parts"].get(site.name, _part(site))
             refs = store.refs(part)
             if refs is None:
                 raise BuildError(f"{store.folder}: {part}.safetensors is missing; delete this folder")
             scale = record["x_scales"].get(site.stored, 0.0)
-            linears.update(group_plans([site], schemes[group[0]], refs, scale))
+            linears.update(group_plans([site], schemes[group], refs, scale))
     kv = {int(layer): CacheScales(tuple(k), tuple(v)) for layer, (k, v) in record["kv"].items()}
     return QuantPlan(linears, options.kv_cache, kv if options.kv_cache != "auto" else {})
 

@@ -8,8 +8,8 @@ does for a model of any size what a pass per layer would do, with one weight in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -23,10 +23,10 @@ from ..graph.quant_plan import LinearPlan, TensorRef
 from .activations import round_activations
 from .grids import GRIDS
 from .modelopt import calibrate_product
-from .recipes import HEAD, Scheme
+from .recipes import Scheme
 from .rounding import Rounded, compensate, fit_scales, inverse_factor, nearest
 from .scales import weight_scales
-from .sites import Site
+from .sites import InputGroup, Site
 from .store import Arrays, Store, read_tensor
 
 #: Rows of activations on which the error of each product is measured.
@@ -37,13 +37,12 @@ _ERROR_ROWS: Final = 256
 class Quantizer:
     """Quantizes products as the model comes to them; ``product`` takes the place of a site's own.
 
-    ``schemes``: by the first site of each group of sites that share an input; a group without one stays.
     ``done``: called after each group.
     """
 
     store: Store
-    groups: list[list[Site]]
-    schemes: Mapping[Site, Scheme]
+    groups: list[InputGroup]
+    schemes: Mapping[InputGroup, Scheme]
     done: Callable[[], None] = lambda: None
     plans: dict[str, LinearPlan] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
@@ -52,42 +51,48 @@ class Quantizer:
     _weights: dict[Site, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._group_of = {site: index for index, group in enumerate(self.groups) for site in group}
+        self._group_of = {site: index for index, group in enumerate(self.groups) for site in group.sites}
 
     def product(self, site: Site, x: Tensor) -> Tensor:
         """The quantized product of one site."""
-        group = self.groups[self._group_of[site]]
-        scheme = self.schemes.get(group[0])
-        if scheme is None:
-            return functional.linear(x, site.weight(), site.bias())
+        index = self._group_of[site]
         if self._input is not x:
             self._input, self._weights = x, {}
-            self._rounded_input, self._weights = self._quantize(group, scheme, x)
+            self._rounded_input, self._weights = self._quantize(index, x)
             self.done()
         assert self._rounded_input is not None
         return functional.linear(self._rounded_input, self._weights[site], site.bias())
 
-    def _quantize(self, group: list[Site], scheme: Scheme, x: Tensor) -> tuple[Tensor, dict[Site, Tensor]]:
-        part = f"group-{self._group_of[group[0]]:05d}"
+    def _quantize(self, index: int, x: Tensor) -> tuple[Tensor, dict[Site, Tensor]]:
+        part = part_name(index)
+        group = self.groups[index]
+        sites, scheme = group.sites, self.schemes[group]
         flat = x.reshape(-1, x.shape[-1])
         refs = self.store.refs(part)
         if refs is None:
             refs = self.store.save(part, quantize_group(group, scheme, flat))
         facts = read_tensor(refs["facts"])
-        plans = group_plans(group, scheme, refs, float(facts[0]))
+        plans = group_plans(sites, scheme, refs, float(facts[0]))
         self.plans.update(plans)
-        self.errors.update({site.name: float(error) for site, error in zip(group, facts[1:], strict=True)})
-        rounded = rounded_input(x, plans[group[0].stored])
-        return rounded, {site: plan_weight(plans[site.stored], site) for site in group}
+        self.errors.update({site.name: float(error) for site, error in zip(sites, facts[1:], strict=True)})
+        rounded = rounded_input(x, plans[sites[0].stored])
+        return rounded, {site: plan_weight(plans[site.stored], site) for site in sites}
 
 
-def quantize_group(group: list[Site], scheme: Scheme, x: Tensor) -> Arrays:
+def part_name(index: int) -> str:
+    """The part of the store that holds a group."""
+    return f"group-{index:05d}"
+
+
+def quantize_group(group: InputGroup, scheme: Scheme, x: Tensor) -> Arrays:
     """Quantize the weights of sites that share the input ``x`` [T, K]; the arrays that a plan refers to.
 
     ``facts``: the static scale of the input (0: none), then the error of each site.
     """
-    sizes = [site.shape[0] for site in group]
-    weight = torch.cat([site.weight() for site in group])
+    sizes = [site.shape[0] for site in group.sites]
+    weight = torch.cat([site.weight() for site in group.sites])
+    if not group.normed:
+        scheme = replace(scheme, prescale="")  # a scale that no norm takes up would cost a step at run time
     found = calibrate_product(weight, x, scheme) if scheme.x_static or scheme.prescale else None
     input_scale = None if found is None else found.input_scale
     static = 0.0
@@ -101,7 +106,7 @@ def quantize_group(group: list[Site], scheme: Scheme, x: Tensor) -> Arrays:
     arrays: dict[str, Any] = {"facts": torch.tensor([static, *errors]).numpy()}
     if input_scale is not None:
         arrays["input_scale"] = input_scale.numpy()
-    arrays.update(_weight_arrays(group, rounded, scheme, codes=True))
+    arrays.update(_weight_arrays(group.sites, rounded, scheme, codes=scheme.rounding == "compensated"))
     return arrays
 
 
@@ -123,11 +128,11 @@ def quantize_plainly(site: Site, scheme: Scheme) -> Arrays:
     weight = site.weight()
     scales = weight_scales(weight, GRIDS[scheme.weight], scheme.group, scheme.scales)
     rounded = nearest(weight, scales.search(weight, None), scales)
-    return _weight_arrays([site], rounded, scheme, codes=False)
+    return _weight_arrays((site,), rounded, scheme, codes=False)
 
 
 def group_plans(
-    group: list[Site], scheme: Scheme, refs: Mapping[str, TensorRef], x_scale: float = 0.0
+    sites: Sequence[Site], scheme: Scheme, refs: Mapping[str, TensorRef], x_scale: float = 0.0
 ) -> dict[str, LinearPlan]:
     """The plans of a group's sites, by the stored names of their weights."""
     return {
@@ -141,7 +146,7 @@ def group_plans(
             x_group=scheme.x_group if scheme.x_format in ("int8", "fp8") else 0,
             x_scale=x_scale,
         )
-        for site in group
+        for site in sites
     }
 
 
@@ -167,25 +172,26 @@ def plan_weight(plan: LinearPlan, site: Site) -> Tensor:
     return GRIDS[plan.format].round(weight / columns) * columns
 
 
-def schemes_for(
-    groups: list[list[Site]], scheme: Scheme, exclude: tuple[str, ...]
-) -> tuple[list[list[Site]], dict[Site, Scheme], list[str]]:
-    """Groups without excluded sites, the scheme of each group's first site, and the names left out.
+def without_excluded(groups: list[InputGroup], exclude: Sequence[str]) -> tuple[list[InputGroup], list[str]]:
+    """Groups without the sites that a pattern names, and the names left out.
 
     Raises BuildError for a pattern that matches nothing.
     """
-    names = [site.name for group in groups for site in group]
+    names = [site.name for group in groups for site in group.sites]
     for pattern in exclude:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise BuildError(
                 f"--exclude {pattern!r} matches no matrix of the model; names are like "
-                f"{', '.join(repr(name) for name in (names[0], names[-1]))}"
+                f"{names[0]!r}, {names[-1]!r}"
             )
-    excluded = [name for name in names if any(fnmatchcase(name, pattern) for pattern in exclude)]
-    kept = [[site for site in group if site.name not in excluded] for group in groups]
-    kept = [group for group in kept if group]
-    schemes = {group[0]: HEAD if group[0].is_head else scheme for group in kept}
-    return kept, schemes, excluded
+    excluded = {name for name in names if any(fnmatchcase(name, pattern) for pattern in exclude)}
+    kept = []
+    for group in groups:
+        sites = tuple(site for site in group.sites if site.name not in excluded)
+        if sites:
+            # What is left out reads the norm's own output, which then must stay as it is.
+            kept.append(InputGroup(sites, group.normed and len(sites) == len(group.sites)))
+    return kept, [name for name in names if name in excluded]
 
 
 def _static_scale(amax: float, scheme: Scheme) -> float:
@@ -206,12 +212,12 @@ def _errors(weight: Tensor, changed: Tensor, x: Tensor, inputs: Tensor, sizes: l
     ]
 
 
-def _weight_arrays(group: list[Site], rounded: Rounded, scheme: Scheme, *, codes: bool) -> dict[str, Any]:
-    sizes = [site.shape[0] for site in group]
+def _weight_arrays(sites: Sequence[Site], rounded: Rounded, scheme: Scheme, *, codes: bool) -> dict[str, Any]:
+    sizes = [site.shape[0] for site in sites]
     scale = rounded.scale.half() if scheme.scales == "float16" else rounded.scale
     arrays: dict[str, Any] = {}
     for site, part, numbers in zip(
-        group, torch.split(scale, sizes), torch.split(rounded.numbers, sizes), strict=True
+        sites, torch.split(scale, sizes), torch.split(rounded.numbers, sizes), strict=True
     ):
         arrays[f"{site.stored}.scale"] = part.contiguous().numpy()
         if codes:

@@ -93,8 +93,8 @@ RECIPES: Final = {
         ),
         Recipe(
             "int8-sq",
-            "int8 weights with a scale a row, int8 activations with a scale a token, SmoothQuant",
-            Scheme("int8", 0, "float32", "compensated", "int8", 0, prescale="smoothquant"),
+            "int8 weights with a scale a row, int8 activations in groups of 64, SmoothQuant",
+            Scheme("int8", 0, "float32", "nearest", "int8", 64, prescale="smoothquant"),
         ),
         Recipe("int8-wo", "int8 weights with a scale a row", Scheme("int8", 0, "float32", "nearest")),
         Recipe("int4-awq", "int4 weights in groups of 32, calibrated", _INT4, _INT8),

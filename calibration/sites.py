@@ -80,22 +80,47 @@ def replaced(sites: list[Site], product: Product) -> Iterator[None]:
             del site.module.forward
 
 
-def input_groups(model: Any, sites: list[Site]) -> list[list[Site]]:
-    """Sites that multiply the very same input, together, in the order in which the model comes to them.
+@dataclass(frozen=True, eq=False)
+class InputGroup:
+    """Sites that multiply the very same input; ``normed``: it is what a norm puts out, and nothing else is
+    made of it, so that scales of its channels can go into the norm.
+    """
+
+    sites: tuple[Site, ...]
+    normed: bool
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is the output projection."""
+        return self.sites[0].is_head
+
+
+def input_groups(model: Any, sites: list[Site]) -> list[InputGroup]:
+    """The groups in the order in which the model comes to them.
 
     Found by a pass over two tokens whose products are zeros, so that no weight is read.
     """
-    groups: list[list[Site]] = []
-    last: list[Tensor] = []
+    groups: list[tuple[list[Site], Tensor]] = []
+    norms: list[Any] = []
 
     def product(site: Site, x: Tensor) -> Tensor:
-        if last and last[0] is x:
-            groups[-1].append(site)
+        if groups and groups[-1][1] is x:
+            groups[-1][0].append(site)
         else:
-            groups.append([site])
-        last[:] = [x]
+            groups.append(([site], x))
         return x.new_zeros(*x.shape[:-1], site.shape[0])
 
-    with replaced(sites, product), torch.no_grad():
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
-    return groups
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output: norms.append(output))
+        for module in model.modules()
+        if type(module).__name__.endswith("Norm")
+    ]
+    try:
+        with replaced(sites, product), torch.no_grad():
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # All tensors are alive until here, so equal identity is the same tensor.
+    made = {id(output) for output in norms}
+    return [InputGroup(tuple(sites), id(x) in made) for sites, x in groups]

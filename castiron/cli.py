@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "capture": ("capture", "Write the graph captured from a checkpoint as ONNX."),
     "inspect": ("inspect", "Show what an engine holds."),
     "verify": ("verify", "Compare an engine on this machine with its golden outputs."),
+    "evaluate": ("evaluate", "Measure an engine's perplexity and what its quantization cost."),
     "run": ("run", "Generate text with an engine."),
     "serve-engine": ("serve_engine", "Serve an engine over an OpenAI-compatible HTTP API."),
     "plugin": ("plugin", "Work on plugins: custom ops, patterns and kernels."),
