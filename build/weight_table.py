@@ -32,6 +32,8 @@ class _Form:
     interleaved: bool = False
     #: The part of a quantized matrix.
     of: QuantizedRole | None = None
+    #: A tactic's own numbers.
+    values: tuple[float, ...] = ()
 
 
 class WeightPool:
@@ -51,7 +53,7 @@ class WeightPool:
         return self._stored[form]
 
     def _fresh_name(self, form: _Form) -> str:
-        name = "|".join(form.parts)
+        name = "|".join(form.parts) or f"numbers.{len(self._names)}"
         if len(name) > 400:  # names in the program are limited to 512 characters
             name = f"{name[:380]}...{len(self._names)}"
         if form.of is not None:
@@ -62,6 +64,8 @@ class WeightPool:
         raise BuildError(f"weight {name!r} is needed in more forms than there are names for")
 
     def _packed(self, name: str, form: _Form) -> Packed:
+        if form.values:
+            return PackedSource.plain(name, Constant(name, np.array(form.values, np.float32)), "f32")
         exprs = [self.graph.expr(part) for part in form.parts]
         if form.of is not None:
             return _quantized(name, exprs, form.of, panels=form.kind == "panels")
@@ -131,6 +135,8 @@ class WeightTable:
         return {source.name: source for source in self._sources.values()}
 
     def _form(self, use: WeightUse) -> _Form:
+        if use.values:
+            return _Form((), "rows", "f32", values=use.values)
         if use.role == "vector":
             return _Form(use.parts, "rows", "f32", interleaved=self._panels and len(use.parts) == 2)
         if use.role == "plain":

@@ -20,11 +20,13 @@ class KvLayout:
     Attributes:
         block_stride: bytes from one block to the next.
         k_offsets, v_offsets: of each layer's keys ``[kv_head][32][D]`` and values ``[kv_head][32][Dv]``.
+        layers: what lies there.
     """
 
     block_stride: int
     k_offsets: tuple[int, ...]
     v_offsets: tuple[int, ...]
+    layers: tuple[KvLayer, ...]
 
 
 def kv_layout(layers: Sequence[KvLayer]) -> KvLayout:
@@ -36,7 +38,7 @@ def kv_layout(layers: Sequence[KvLayer]) -> KvLayout:
         end += _aligned(row * layer.head_dim)
         values.append(end)
         end += _aligned(row * layer.v_head_dim)
-    return KvLayout(end, tuple(keys), tuple(values))
+    return KvLayout(end, tuple(keys), tuple(values), tuple(layers))
 
 
 def step_input_bytes(program: Program) -> int:

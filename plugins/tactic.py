@@ -102,11 +102,12 @@ class WeightUse:
     quantized matrix (``Operand.quant``): "codes", "scales" and "offsets" (panels on host, row-major on CUDA,
     where gate's rows come before up's), "columns" (i32 [K]); "block_scales" (fp4 on CUDA:
     u8 [N, G], e4m3 where 16 inputs share a scale, else e8m0) and "row_scales" (f32 [N]), whose product the
-    scales are.
+    scales are. ``values``: a "vector" of numbers that the tactic itself makes, in the place of ``parts``.
     """
 
     parts: tuple[str, ...]
     role: Literal["matrix", "table", "plain", "vector"] | QuantizedRole
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

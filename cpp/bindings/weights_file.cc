@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "bindings/python_value.h"
+#include "program/sizes.h"
 
 namespace castiron::bindings {
 
@@ -39,19 +40,6 @@ WeightsFile::~WeightsFile() {
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), bytes_);
 }
 
-size_t stored_bytes(const Weight& weight) {
-    const size_t element = weight.dtype == DType::kF32 ? 4 : 2;
-    if (weight.layout == Layout::kPlain) {
-        size_t elements = 1;
-        for (const int64_t size : weight.shape) elements *= static_cast<size_t>(size);
-        return elements * element;
-    }
-    const auto panels = static_cast<size_t>((weight.shape[0] + 15) / 16);
-    const auto inputs = static_cast<size_t>(weight.shape[1]);
-    const size_t stored_inputs = weight.layout == Layout::kPanel16x2 ? (inputs + 1) / 2 * 2 : inputs;
-    return panels * 16 * stored_inputs * element;
-}
-
 void WeightsFile::attach(Program& program, nb::handle tensors) const {
     const nb::dict table = as_dict(tensors, "tensors");
     for (Weight& weight : program.weights) {
@@ -64,7 +52,7 @@ void WeightsFile::attach(Program& program, nb::handle tensors) const {
         const int64_t offset = as_integer(entry[0], path + "[0]", 0, file_bytes);
         const int64_t bytes = as_integer(entry[1], path + "[1]", 0, file_bytes - offset);
         // Entries are padded to a multiple of 64 bytes in the file.
-        const size_t needed = stored_bytes(weight);
+        const size_t needed = castiron::stored_bytes(weight);
         if (static_cast<size_t>(bytes) < needed || static_cast<size_t>(bytes) > (needed + 63) / 64 * 64) {
             throw std::invalid_argument(path + " has " + std::to_string(bytes) +
                                         " bytes; its shape and layout need " + std::to_string(needed));

@@ -29,7 +29,4 @@ private:
     size_t bytes_ = 0;
 };
 
-// Bytes that a weight takes in the file.
-[[nodiscard]] size_t stored_bytes(const Weight& weight);
-
 }  // namespace castiron::bindings

@@ -341,7 +341,7 @@ TEST_CASE("a program whose parts do not fit together is refused with the place")
     CHECK(refusal([](Program& p) { p.weights[0].bytes = 12; }) ==
           "weight \"w\" has 12 bytes; its shape needs 16");
     CHECK(refusal([](Program& p) { p.weights[0].layout = Layout::kPanel16; }) ==
-          "weight \"w\": a CUDA program has weights of f32, bf16 or f16 in plain layout");
+          "weight \"w\": a CUDA program has codes of four bits in words, and all else in plain layout");
     CHECK(refusal([](Program& p) { p.steps[0].launches.clear(); }) ==
           "steps[0] (head) has no launches; a step of a CUDA program has at least one");
     CHECK(refusal([](Program& p) { p.steps[0].launches[0].args.pop_back(); }) ==

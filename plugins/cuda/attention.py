@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...engines.program import StepInput
+from ...engines.program import ITEM_BYTES, StepInput
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, When, row_stride, step_input, value, weight
 from ..tactic import Attr, Call, Context, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .attention_tiles import DecodeTiles, PrefillTiles, decode_tiles, prefill_tiles
@@ -42,6 +42,7 @@ class _Attention:
     chunk: int
     softcap: float
     table_width: int
+    half: str
 
     @staticmethod
     def of(op: Op, context: Context) -> _Attention:
@@ -57,6 +58,7 @@ class _Attention:
             chunk=int(op.attrs.get("chunk", 0)),
             softcap=float(op.attrs.get("softcap", 0.0)),
             table_width=-(-context.limits.max_seq_len // 32),
+            half=context.half,
         )
 
     @property
@@ -79,6 +81,8 @@ class _Attention:
             "SOFTCAP": self.softcap,
             **self.mask,
             "EXACT": self.cache.dtype == "f32",
+            "CACHE": self.cache.format,
+            "HALF": self.half,
         }
 
     @property
@@ -87,7 +91,16 @@ class _Attention:
 
     @property
     def weights(self) -> list[WeightUse]:
+        """Sinks and slopes, if there are any, then the cache's scales."""
+        return [*self._given, *self.cache.scales]
+
+    @property
+    def _given(self) -> list[WeightUse]:
         return [WeightUse((w.name,), "vector") for w in (self.sinks, self.slopes) if w is not None]
+
+    def cache_args(self) -> tuple[Param, ...]:
+        """The cache's addresses and scales."""
+        return self.cache.args(len(self._given))
 
     def sinks_arg(self) -> tuple[str, Param]:
         """Type and argument; an absent one is the address of q, which the kernel does not read."""
@@ -95,7 +108,7 @@ class _Attention:
 
     def slopes_arg(self) -> tuple[str, Param]:
         """As sinks_arg."""
-        return self._optional(self.slopes, len(self.weights) - 1)
+        return self._optional(self.slopes, len(self._given) - 1)
 
     def _optional(self, operand: Operand | None, index: int) -> tuple[str, Param]:
         if operand is None:
@@ -129,7 +142,7 @@ def _prefill(op: _Attention, tiles: PrefillTiles, tile_rows: int) -> KernelLaunc
     )
     args = (
         value(op.q.name),
-        *op.cache.args,
+        *op.cache_args(),
         sinks[1],
         slopes[1],
         value(op.out.name),
@@ -177,7 +190,7 @@ def _decode(
     )
     args = (
         value(op.q.name),
-        *op.cache.args,
+        *op.cache_args(),
         slopes[1],
         value(sums.name),
         value(stats.name),
@@ -235,7 +248,7 @@ def _lower(op: Op, context: Context) -> Lowering:
     rows = splits * attention.q_heads
     sums = Operand(f"{attention.out.name}.sums", ("D", rows * cache.v_head_dim))
     stats = Operand(f"{attention.out.name}.stats", ("D", 2 * rows))
-    item_bytes = 4 if cache.dtype == "f32" else 2
+    item_bytes = ITEM_BYTES[cache.dtype]
     widths = padded_width(cache.head_dim), padded_width(cache.v_head_dim)
     prefill = prefill_tiles(context.target, *widths, item_bytes, context.prefill_tile)
     decode = decode_tiles(context.target, *widths, item_bytes, attention.q_heads // cache.kv_heads)

@@ -48,10 +48,14 @@ def prefill_tiles(target: Target, width: int, v_width: int, item_bytes: int, til
     rows = min(128 if widest <= 128 or own_operands else 64, tile_rows)
     keys = 64 if widest <= 128 else 32
     num_warps = 8 if rows >= 64 else 4
+    # Caches of a byte meet queries and weights in half precision.
+    operand_bytes = max(2, item_bytes)
     # Warps take 16 rows each; with fewer, several share a row and exchange its weights.
-    exchange = rows * keys * item_bytes if rows < 16 * num_warps else 0
+    exchange = rows * keys * operand_bytes if rows < 16 * num_warps else 0
     tiles = (_STAGES - 1) * _tile_bytes(keys, width, v_width, item_bytes)
-    fits = rows * width * item_bytes + tiles + exchange <= target.shared_bytes
+    if item_bytes == 1:
+        tiles += _tile_bytes(keys, width, v_width, operand_bytes)
+    fits = rows * width * operand_bytes + tiles + exchange <= target.shared_bytes
     return PrefillTiles(rows, keys, num_warps, _STAGES if fits else _STAGES - 1)
 
 
@@ -66,7 +70,9 @@ def decode_tiles(target: Target, width: int, v_width: int, item_bytes: int, grou
     keys = 64 if 3 * in_flight <= target.shared_bytes else 32
     if item_bytes == 4:
         return DecodeTiles(heads, 32, 4, 1)
-    return DecodeTiles(heads, keys, 8 if heads >= 64 else 4, _STAGES)
+    # Of a cache of bytes a tile is half as large: one more on its way makes up for some of it.
+    stages = _STAGES + 1 if item_bytes == 1 else _STAGES
+    return DecodeTiles(heads, keys, 8 if heads >= 64 else 4, stages)
 
 
 def _tile_bytes(keys: int, width: int, v_width: int, item_bytes: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ...graph.fake_quant import fake_quantize
 from ...graph.numpy_ops import attention
 from ..paged_step import PagedStep
 
@@ -36,10 +38,22 @@ def paged_rope(
     return (y.reshape(len(x), -1),)
 
 
-def write_kv(k: Array, v: Array, *, step: PagedStep, **_: Any) -> tuple[()]:
-    """Store keys and values."""
-    step.store(step.k, k)
-    step.store(step.v, v)
+def write_kv(
+    k: Array,
+    v: Array,
+    *,
+    step: PagedStep,
+    kv_format: str = "",
+    k_scale: Sequence[float] = (),
+    v_scale: Sequence[float] = (),
+    **_: Any,
+) -> tuple[()]:
+    """Store keys and values; with a format as codes, the rounded numbers over their head's scale."""
+    for part, rows, scales in ((step.k, k, k_scale), (step.v, v, v_scale)):
+        if kv_format:
+            by_head = np.repeat(np.asarray(scales, np.float32), part.shape[3])
+            rows = fake_quantize(np.asarray(rows, np.float32) / by_head, kv_format, x_scale=1.0)
+        step.store(part, rows)
     return ()
 
 
@@ -58,7 +72,7 @@ def rope_write_kv(
     rotary_dim: int,
     interleaved: bool = False,
     concat_halves: bool = False,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[Array]:
     """Rotate and store keys, store values; rotated q."""
 
@@ -75,7 +89,7 @@ def rope_write_kv(
             concat_halves=concat_halves,
         )[0]
 
-    write_kv(rotate(k, kv_heads), v, step=step)
+    write_kv(rotate(k, kv_heads), v, step=step, **rest)
     return (rotate(q, q_heads),)
 
 
@@ -94,16 +108,22 @@ def paged_attention(
     window: int = 0,
     chunk: int = 0,
     softcap: float = 0.0,
+    k_scale: Sequence[float] = (1.0,),
+    v_scale: Sequence[float] = (1.0,),
     **_: Any,
 ) -> tuple[Array]:
-    """Attention of q [T, q_heads * head_dim] over each row's sequence: [T, q_heads * v_head_dim]."""
+    """Attention of q [T, q_heads * head_dim] over each row's sequence: [T, q_heads * v_head_dim].
+
+    ``k_scale``, ``v_scale``: by KV head, where the cache holds codes.
+    """
     out = np.zeros((len(q), q_heads, v_head_dim))
     for seq in range(len(step.kv_len)):
         begin, end = int(step.query_start[seq]), int(step.query_start[seq + 1])
         if begin == end:
             continue
         queries = np.asarray(q[begin:end], np.float64).reshape(end - begin, q_heads, head_dim)
-        k, v = step.held(step.k, seq), step.held(step.v, seq)
+        k = step.held(step.k, seq) * np.asarray(k_scale)[:, None, None]
+        v = step.held(step.v, seq) * np.asarray(v_scale)[:, None, None]
         j = np.arange(k.shape[1])
         out[begin:end] = attention(
             queries.transpose(1, 0, 2),

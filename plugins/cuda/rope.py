@@ -103,6 +103,7 @@ def _rope_write_kv(op: Op, context: Context) -> Lowering:
             "BLOCK_STRIDE": cache.block_stride,
             **_pairs(op),
             "PADDED_V_DIM": next_power_of_two(cache.v_head_dim),
+            "FORMAT": cache.format,
         },
         num_warps=_NUM_WARPS,
     )
@@ -114,7 +115,7 @@ def _rope_write_kv(op: Op, context: Context) -> Lowering:
         weight(0),
         weight(1),
         value(y.name),
-        *cache.args,
+        *cache.args(2),
         step_input("slots"),
         row_stride(q.name),
         row_stride(k.name),
@@ -125,7 +126,7 @@ def _rope_write_kv(op: Op, context: Context) -> Lowering:
         "rope_write_kv",
         [q.name, k.name, v.name, positions.name],
         [y.name],
-        _tables(op, 4),
+        (*_tables(op, 4), *cache.scales),
         head_attrs(
             op,
             (

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from castiron.engines.cuda_layout import kv_layout
-from castiron.engines.program import Arg, Launch, Program, Value
+from castiron.engines.program import ITEM_BYTES, Arg, Launch, Program, Value
 from castiron.engines.symbols import largest_counts
+from castiron.engines.weights_file import layout_bytes
 
-_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f16": 2}
 _NUMBERS = ("i32", "i64", "f32")
 
 
@@ -40,7 +40,7 @@ class Operands:
         self._program = program
         self._counts = largest_counts(program.limits, program.vocab_size, program.prefill_tile)
         self._values = {value.name: value for value in program.values}
-        self._weights = {weight.name: prod(weight.shape) * _BYTES[weight.dtype] for weight in program.weights}
+        self._weights = {weight.name: layout_bytes(weight) for weight in program.weights}
         self._layout = kv_layout(program.kv_layers)
         self._launches: dict[int, list[Launch]] = {}
         for step in [*program.steps, *program.sampling]:
@@ -83,13 +83,13 @@ class Operands:
     def _offset(self, value: Value) -> int:
         if value.base is None:
             return value.offset
-        return self._values[value.base].offset + value.column * _BYTES[value.dtype]
+        return self._values[value.base].offset + value.column * ITEM_BYTES[value.dtype]
 
     def _region(self, arg: Arg, address: int) -> Region | None:
         if arg.value is not None:
             value = self._values[arg.value]
             whole = value if value.base is None else self._values[value.base]
-            size = _BYTES[whole.dtype] * prod(
+            size = ITEM_BYTES[whole.dtype] * prod(
                 self._counts[dim] if isinstance(dim, str) else dim for dim in whole.shape
             )
             return Region(address - (self._offset(value) - whole.offset), size)
@@ -103,7 +103,7 @@ class Operands:
         ):
             if layer is not None:
                 shape = self._program.kv_layers[layer]
-                size = 32 * shape.kv_heads * getattr(shape, width) * _BYTES[shape.dtype]
+                size = 32 * shape.kv_heads * getattr(shape, width) * ITEM_BYTES[shape.dtype]
                 assert offsets[layer] + size <= self._layout.block_stride
                 return Region(address, size, self._layout.block_stride)
         return None

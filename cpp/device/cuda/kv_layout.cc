@@ -4,6 +4,7 @@
 #include <string>
 
 #include "device/device.h"
+#include "program/sizes.h"
 
 namespace castiron::cuda {
 namespace {
@@ -24,10 +25,10 @@ KvLayout kv_layout(std::span<const KvLayer> layers) {
             layer.dtype == DType::kI32) {
             throw std::invalid_argument("KV layer " + std::to_string(layout.k_offsets.size()) +
                                         ": kv_heads, head_dim and v_head_dim must be 1 to 4096, dtype f32, "
-                                        "bf16 or f16");
+                                        "bf16, f16, i8 or f8e4m3");
         }
         const uint64_t row = static_cast<uint64_t>(kBlockTokens) * static_cast<uint64_t>(layer.kv_heads) *
-                             (layer.dtype == DType::kF32 ? 4 : 2);
+                             item_bytes(layer.dtype);
         layout.k_offsets.push_back(layout.block_stride);
         layout.block_stride += aligned(row * static_cast<uint64_t>(layer.head_dim));
         layout.v_offsets.push_back(layout.block_stride);

@@ -2,16 +2,14 @@
 
 #include <stdexcept>
 
+#include "program/sizes.h"
+
 namespace castiron::cuda {
 namespace {
 
 constexpr uint64_t kValueAlignment = 64;
 constexpr uint64_t kWeightAlignment = 256;
 constexpr int64_t kMaxElements = int64_t{1} << 48;
-
-uint64_t item_bytes(DType dtype) {
-    return dtype == DType::kF32 || dtype == DType::kI32 ? 4 : 2;
-}
 
 const char* dtype_text(DType dtype) {
     switch (dtype) {
@@ -134,16 +132,20 @@ WeightPlaces weight_places(const Program& program) {
     WeightPlaces places;
     for (const Weight& weight : program.weights) {
         const std::string where = "weight \"" + weight.name + "\"";
-        if (weight.layout != Layout::kPlain || weight.dtype == DType::kI32) {
-            fail(where + ": a CUDA program has weights of f32, bf16 or f16 in plain layout");
+        const bool words = weight.layout == Layout::kWords;
+        const bool halves = weight.dtype == DType::kI4 || weight.dtype == DType::kF4E2M1;
+        if (words != halves || (!words && weight.layout != Layout::kPlain)) {
+            fail(where + ": a CUDA program has codes of four bits in words, and all else in plain layout");
         }
-        if (weight.shape.empty() || weight.shape.size() > 6) fail(where + " must have 1 to 6 axes");
+        if (weight.shape.empty() || weight.shape.size() > 6 || (words && weight.shape.size() != 2)) {
+            fail(where + " must have 1 to 6 axes, and 2 in words");
+        }
         int64_t elements = 1;
         for (const int64_t size : weight.shape) {
             if (size < 1) fail(where + ": sizes are at least 1");
             elements = multiply(elements, size, where);
         }
-        const uint64_t bytes = static_cast<uint64_t>(elements) * item_bytes(weight.dtype);
+        const uint64_t bytes = stored_bytes(weight);
         const uint64_t found = weight.data == nullptr ? 0 : weight.bytes;
         if (found < bytes) {
             fail(where + " has " + std::to_string(found) + " bytes; its shape needs " +

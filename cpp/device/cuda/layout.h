@@ -21,7 +21,7 @@ struct WeightPlaces {
     uint64_t bytes = 0;             // of all weights
 };
 
-// Throws std::invalid_argument for a weight that is no plain tensor or has too few bytes.
+// Throws std::invalid_argument for a weight in a layout of the host or with too few bytes.
 [[nodiscard]] WeightPlaces weight_places(const Program& program);
 
 // The index of a value that the device reads or writes itself; -1 where an optional one is absent. Throws

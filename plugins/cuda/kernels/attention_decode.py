@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .attention_math import LOG2E, attention_scores, cache_blocks, first_visible, online_softmax, product
+from .codes import decoded
 
 
 @triton.jit
@@ -21,6 +22,8 @@ def attention_decode(
     q,
     k_cache,
     v_cache,
+    k_scales,
+    v_scales,
     slopes,
     partial_sums,
     partial_stats,
@@ -46,11 +49,14 @@ def attention_decode(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     EXACT: tl.constexpr,
+    CACHE: tl.constexpr,
+    HALF: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
     """One program: all query heads of one KV head of one sequence, over every num_programs(2)-th split.
 
-    How many programs share the splits changes with the batch; what a split holds does not.
+    How many programs share the splits changes with the batch; what a split holds does not. CACHE, HALF: as in
+    attention_prefill.
 
     partial_sums: f32 [D, SPLITS, Q_HEADS, V_HEAD_DIM]; partial_stats: f32 [D, Q_HEADS, 2, SPLITS], the peak
     (in powers of two) and the mass of each split.
@@ -75,7 +81,12 @@ def attention_decode(
     v_dims = tl.arange(0, PADDED_V_DIM)
     q_at = q + token * q_stride + head[:, None] * HEAD_DIM + dims[None, :]
     queries = tl.load(q_at, mask=(member < GROUP)[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
-    queries = queries.to(k_cache.dtype.element_ty)
+    if CACHE == "":
+        queries = queries.to(k_cache.dtype.element_ty)
+    else:
+        queries = queries.to(tl.bfloat16 if HALF == "bf16" else tl.float16)
+        k_scale = tl.load(k_scales + kv_head)
+        v_scale = tl.load(v_scales + kv_head)
     head_slopes = None
     if HAS_SLOPES:
         head_slopes = tl.load(slopes + head, mask=member < GROUP, other=0.0)[:, None]
@@ -101,7 +112,11 @@ def attention_decode(
             # What lies behind the last key may be NaN, which a weight of 0 would not silence.
             k_mask = inside[:, None] & (dims[None, :] < HEAD_DIM)
             k = tl.load(k_row[:, None] + dims[None, :], mask=k_mask, other=0.0)
+            if CACHE != "":
+                k = decoded(k, CACHE, queries.dtype)
             scores = product(queries, tl.trans(k), tl.zeros([BLOCK_H, BLOCK_N], tl.float32), EXACT)
+            if CACHE != "":
+                scores = scores * k_scale
             scores = attention_scores(
                 scores, positions, keys[None, :], head_slopes, SCALE, SOFTCAP, WINDOW, CHUNK, True
             )
@@ -109,7 +124,11 @@ def attention_decode(
             mass = mass * decay + tl.sum(weights, 1)
             v_mask = inside[:, None] & (v_dims[None, :] < V_HEAD_DIM)
             v = tl.load(v_row[:, None] + v_dims[None, :], mask=v_mask, other=0.0)
+            if CACHE != "":
+                v = decoded(v, CACHE, queries.dtype)
             sums = product(weights.to(v.dtype), v, sums * decay[:, None], EXACT)
+        if CACHE != "":
+            sums = sums * v_scale
         row = (index.to(tl.int64) * SPLITS + split) * Q_HEADS + head
         sums_at = partial_sums + row[:, None] * V_HEAD_DIM + v_dims[None, :]
         tl.store(sums_at, sums, mask=(member < GROUP)[:, None] & (v_dims[None, :] < V_HEAD_DIM))

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .attention_math import LOG2E, attention_scores, cache_blocks, first_visible, online_softmax, product
+from .codes import decoded
 
 
 @triton.jit
@@ -15,6 +16,7 @@ def _attend(
     queries,
     positions,
     slopes,
+    k_scale,
     k_cache,
     v_cache,
     table,
@@ -33,6 +35,7 @@ def _attend(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     EXACT: tl.constexpr,
+    CACHE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Online softmax over the keys [start, stop) in tiles; ``state`` is (sums, mass, peak)."""
@@ -53,7 +56,11 @@ def _attend(
             k = tl.load(k_at)
         else:
             k = tl.load(k_at, mask=dims[None, :] < HEAD_DIM, other=0.0)
+        if CACHE != "":
+            k = decoded(k, CACHE, queries.dtype)
         scores = product(queries, tl.trans(k), tl.zeros([queries.shape[0], BLOCK_N], tl.float32), EXACT)
+        if CACHE != "":
+            scores = scores * k_scale
         scores = attention_scores(
             scores, positions[:, None], keys[None, :], slopes, SCALE, SOFTCAP, WINDOW, CHUNK, MASKED
         )
@@ -66,6 +73,8 @@ def _attend(
             v = tl.load(v_at)
         else:
             v = tl.load(v_at, mask=v_dims[None, :] < V_HEAD_DIM, other=0.0)
+        if CACHE != "":
+            v = decoded(v, CACHE, queries.dtype)
         sums = product(weights.to(v.dtype), v, sums * decay[:, None], EXACT)
     return sums, mass, peak
 
@@ -75,6 +84,8 @@ def attention_prefill(
     q,
     k_cache,
     v_cache,
+    k_scales,
+    v_scales,
     sinks,
     slopes,
     out,
@@ -99,6 +110,8 @@ def attention_prefill(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     EXACT: tl.constexpr,
+    CACHE: tl.constexpr,
+    HALF: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
@@ -106,6 +119,9 @@ def attention_prefill(
 
     Grid (heads, tiles, parts of a tile). Heads come first so that those of one KV head run side by side and
     find its keys in the L2 cache; the last tiles, which have most keys, start first.
+
+    CACHE "int8" or "fp8": keys and values are codes of numbers over scales f32 [KV_HEADS]; they meet queries
+    and weights in HALF, in which they are exact.
     """
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     seq = tl.load(tile_seq + tile)
@@ -127,7 +143,12 @@ def attention_prefill(
     v_dims = tl.arange(0, PADDED_V_DIM)
     q_at = q + token[:, None] * q_stride + head * HEAD_DIM + dims[None, :]
     queries = tl.load(q_at, mask=exists[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
-    queries = queries.to(k_cache.dtype.element_ty)
+    k_scale = 1.0
+    if CACHE == "":
+        queries = queries.to(k_cache.dtype.element_ty)
+    else:
+        queries = queries.to(tl.bfloat16 if HALF == "bf16" else tl.float16)
+        k_scale = tl.load(k_scales + kv_head)
 
     first_position = length - rows + first_row
     positions = length - rows + row
@@ -155,16 +176,18 @@ def attention_prefill(
         # Tiles of keys that every row sees need no mask.
         middle = tl.minimum(first_position + 1, end) // BLOCK_N * BLOCK_N
         state = _attend(
-            state, queries, positions, head_slope, k_head, v_head, table, begin, middle, end,
+            state, queries, positions, head_slope, k_scale, k_head, v_head, table, begin, middle, end,
             HEAD_DIM, V_HEAD_DIM, PADDED_DIM, PADDED_V_DIM, BLOCK_STRIDE, BLOCK_N,
-            SCALE, FACTOR, SOFTCAP, WINDOW, CHUNK, EXACT, False,
+            SCALE, FACTOR, SOFTCAP, WINDOW, CHUNK, EXACT, CACHE, False,
         )  # fmt: skip
     state = _attend(
-        state, queries, positions, head_slope, k_head, v_head, table, middle, end, end,
+        state, queries, positions, head_slope, k_scale, k_head, v_head, table, middle, end, end,
         HEAD_DIM, V_HEAD_DIM, PADDED_DIM, PADDED_V_DIM, BLOCK_STRIDE, BLOCK_N,
-        SCALE, FACTOR, SOFTCAP, WINDOW, CHUNK, EXACT, True,
+        SCALE, FACTOR, SOFTCAP, WINDOW, CHUNK, EXACT, CACHE, True,
     )  # fmt: skip
     sums, mass, peak = state
+    if CACHE != "":
+        mass = mass / tl.load(v_scales + kv_head)
     result = (sums / mass[:, None]).to(out.dtype.element_ty)
     out_at = out + token[:, None] * (Q_HEADS * V_HEAD_DIM) + head * V_HEAD_DIM + v_dims[None, :]
     tl.store(out_at, result, mask=exists[:, None] & (v_dims[None, :] < V_HEAD_DIM))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .codes import clamp, fp8_bits, round_fp8, round_whole
+
 
 @triton.jit
 def cache_row(cache, slot, BLOCK_STRIDE: tl.constexpr, WIDTH: tl.constexpr):
@@ -14,12 +16,41 @@ def cache_row(cache, slot, BLOCK_STRIDE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def store_rows(x_row, row, heads, count, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
+def as_stored(x, scales, heads, count, KIND: tl.constexpr, FORMAT: tl.constexpr):
+    """Numbers of ``heads`` [G, width] as the cache holds them.
+
+    FORMAT: "" converts to KIND; "int8" and "fp8" divide by the head's scale, round and saturate. KIND of fp8
+    is float8 e4m3fn, or bytes where the architecture does not know it.
+    """
+    if FORMAT == "":
+        stored = x.to(KIND)
+    else:
+        scale = tl.load(scales + heads, mask=heads < count, other=1.0)[:, None]
+        x = tl.div_rn(x.to(tl.float32), scale)
+        if FORMAT == "int8":
+            stored = round_whole(clamp(x, 127.0)).to(KIND)
+        else:
+            stored = fp8_bits(round_fp8(x)).to(KIND, bitcast=True)
+    return stored
+
+
+@triton.jit
+def store_rows(
+    x_row,
+    row,
+    scales,
+    heads,
+    count,
+    WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
     """Copy the heads of one token, [count, WIDTH] without gaps, into the cache."""
     column = tl.arange(0, PADDED_WIDTH)
     mask = (heads < count)[:, None] & (column < WIDTH)[None, :]
     x = tl.load(x_row + heads[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
-    tl.store(row + heads[:, None] * (32 * WIDTH) + column[None, :], x.to(row.dtype.element_ty), mask=mask)
+    x = as_stored(x, scales, heads, count, row.dtype.element_ty, FORMAT)
+    tl.store(row + heads[:, None] * (32 * WIDTH) + column[None, :], x, mask=mask)
 
 
 @triton.jit
@@ -28,6 +59,8 @@ def write_kv(
     v,
     k_cache,
     v_cache,
+    k_scales,
+    v_scales,
     slots,
     k_stride,
     v_stride,
@@ -38,10 +71,11 @@ def write_kv(
     BLOCK_STRIDE: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PADDED_V_DIM: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Store keys [T, KV_HEADS * HEAD_DIM] and values; rows whose slot is -1 store nothing.
 
-    Grid (T, groups of heads).
+    FORMAT "int8" or "fp8" rounds by scales f32 [KV_HEADS]. Grid (T, groups of heads).
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
@@ -49,6 +83,6 @@ def write_kv(
         return
     heads = tl.program_id(1) * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)
     k_row = cache_row(k_cache, slot, BLOCK_STRIDE, HEAD_DIM)
-    store_rows(k + token * k_stride, k_row, heads, KV_HEADS, HEAD_DIM, PADDED_DIM)
+    store_rows(k + token * k_stride, k_row, k_scales, heads, KV_HEADS, HEAD_DIM, PADDED_DIM, FORMAT)
     v_row = cache_row(v_cache, slot, BLOCK_STRIDE, V_HEAD_DIM)
-    store_rows(v + token * v_stride, v_row, heads, KV_HEADS, V_HEAD_DIM, PADDED_V_DIM)
+    store_rows(v + token * v_stride, v_row, v_scales, heads, KV_HEADS, V_HEAD_DIM, PADDED_V_DIM, FORMAT)

@@ -6,13 +6,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kv import cache_row, store_rows
+from .kv import as_stored, cache_row, store_rows
 
 
 @triton.jit
 def rotate_heads(
     x_row,
     y_row,
+    scales,
     cos,
     sin,
     position,
@@ -26,11 +27,12 @@ def rotate_heads(
     CONCAT_HALVES: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Rotate heads of one token: head h from ``x_row + h * x_step`` to ``y_row + h * y_step``.
 
     ``heads`` [G]: indices, those from ``count`` on are left out. Pairs (a, b) of columns become
-    (a cos - b sin, b cos + a sin); columns from ROTARY_DIM on are copied.
+    (a cos - b sin, b cos + a sin); columns from ROTARY_DIM on are copied. FORMAT, ``scales``: see as_stored.
     """
     HALF: tl.constexpr = ROTARY_DIM // 2
     pair = tl.arange(0, PADDED_HALF)
@@ -49,8 +51,9 @@ def rotate_heads(
     angle = position.to(tl.int64) * HALF + pair
     c = tl.load(cos + angle, mask=pair < HALF, other=0.0)[None, :]
     s = tl.load(sin + angle, mask=pair < HALF, other=0.0)[None, :]
-    first = (a * c - b * s).to(y_row.dtype.element_ty)
-    second = (b * c + a * s).to(y_row.dtype.element_ty)
+    KIND: tl.constexpr = y_row.dtype.element_ty
+    first = as_stored(a * c - b * s, scales, heads, count, KIND, FORMAT)
+    second = as_stored(b * c + a * s, scales, heads, count, KIND, FORMAT)
     y_head = y_row + heads[:, None] * y_step
     if INTERLEAVED and not CONCAT_HALVES:
         y = tl.reshape(tl.join(first, second), [heads.shape[0], 2 * PADDED_HALF])
@@ -62,7 +65,8 @@ def rotate_heads(
         rest = ROTARY_DIM + tl.arange(0, PADDED_REST)
         mask = exists & (rest < HEAD_DIM)[None, :]
         passed = tl.load(x_head + rest[None, :], mask=mask, other=0.0)
-        tl.store(y_head + rest[None, :], passed.to(y_row.dtype.element_ty), mask=mask)
+        passed = as_stored(passed, scales, heads, count, KIND, FORMAT)
+        tl.store(y_head + rest[None, :], passed, mask=mask)
 
 
 @triton.jit
@@ -86,9 +90,9 @@ def rope(
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)
     rotate_heads(
-        x + token * x_stride, y + token * (HEADS * HEAD_DIM), cos, sin, tl.load(positions + token),
+        x + token * x_stride, y + token * (HEADS * HEAD_DIM), cos, cos, sin, tl.load(positions + token),
         heads, HEADS, HEAD_DIM, HEAD_DIM,
-        HEAD_DIM, ROTARY_DIM, INTERLEAVED, CONCAT_HALVES, PADDED_HALF, PADDED_REST,
+        HEAD_DIM, ROTARY_DIM, INTERLEAVED, CONCAT_HALVES, PADDED_HALF, PADDED_REST, "",
     )  # fmt: skip
 
 
@@ -103,6 +107,8 @@ def rope_write_kv(
     y,
     k_cache,
     v_cache,
+    k_scales,
+    v_scales,
     slots,
     q_stride,
     k_stride,
@@ -119,9 +125,11 @@ def rope_write_kv(
     PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr,
     PADDED_V_DIM: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Rotate queries to ``y`` [T, Q_HEADS * HEAD_DIM]; rotate keys and store them and values in the cache.
 
+    FORMAT "int8" or "fp8": of the cache, which then holds numbers over scales f32 [KV_HEADS].
     Grid (T, groups of query heads, then groups of KV heads). Rows whose slot is -1 store nothing.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -131,18 +139,20 @@ def rope_write_kv(
     Q_GROUPS: tl.constexpr = (Q_HEADS + HEADS_PER_PROGRAM - 1) // HEADS_PER_PROGRAM
     if group < Q_GROUPS:
         rotate_heads(
-            q + token * q_stride, y + token * (Q_HEADS * HEAD_DIM), cos, sin, position,
+            q + token * q_stride, y + token * (Q_HEADS * HEAD_DIM), cos, cos, sin, position,
             group * HEADS_PER_PROGRAM + member, Q_HEADS, HEAD_DIM, HEAD_DIM,
-            HEAD_DIM, ROTARY_DIM, INTERLEAVED, CONCAT_HALVES, PADDED_HALF, PADDED_REST,
+            HEAD_DIM, ROTARY_DIM, INTERLEAVED, CONCAT_HALVES, PADDED_HALF, PADDED_REST, "",
         )  # fmt: skip
     else:
         slot = tl.load(slots + token)
         if slot >= 0:
             heads = (group - Q_GROUPS) * HEADS_PER_PROGRAM + member
             rotate_heads(
-                k + token * k_stride, cache_row(k_cache, slot, BLOCK_STRIDE, HEAD_DIM), cos, sin, position,
-                heads, KV_HEADS, HEAD_DIM, 32 * HEAD_DIM,
-                HEAD_DIM, ROTARY_DIM, INTERLEAVED, CONCAT_HALVES, PADDED_HALF, PADDED_REST,
+                k + token * k_stride, cache_row(k_cache, slot, BLOCK_STRIDE, HEAD_DIM), k_scales,
+                cos, sin, position, heads, KV_HEADS, HEAD_DIM, 32 * HEAD_DIM,
+                HEAD_DIM, ROTARY_DIM, INTERLEAVED, CONCAT_HALVES, PADDED_HALF, PADDED_REST, FORMAT,
             )  # fmt: skip
             v_row = cache_row(v_cache, slot, BLOCK_STRIDE, V_HEAD_DIM)
-            store_rows(v + token * v_stride, v_row, heads, KV_HEADS, V_HEAD_DIM, PADDED_V_DIM)
+            store_rows(
+                v + token * v_stride, v_row, v_scales, heads, KV_HEADS, V_HEAD_DIM, PADDED_V_DIM, FORMAT
+            )

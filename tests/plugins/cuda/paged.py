@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ class Case:
     padding: int = 2
     seed: int = 0
     filled: bool = True  # the cache holds every sequence's tokens already
+    cache: str = ""  # "i8" or "f8e4m3": codes under scales of heads; else numbers in `half`
 
     def build(self) -> Step:
         return Step(self)
@@ -84,29 +86,37 @@ class Step:
 
     def _reserve_cache(self, pool_blocks: int) -> None:
         case = self.case
-        layers = [
-            KvLayer.model_validate(
-                {
-                    "kv_heads": case.kv_heads,
-                    "head_dim": case.head_dim,
-                    "v_head_dim": case.v_head_dim,
-                    "dtype": case.half,
-                }
-            )
-        ] * 2
+        shape = {"kv_heads": case.kv_heads, "head_dim": case.head_dim, "v_head_dim": case.v_head_dim}
+        stored = case.cache or case.half
+        #: As of the ops that store.
+        self.rounding: dict[str, Any] = {}
+        if case.cache:
+            # Codes of normal numbers then reach a few hundredths of the largest, and some saturate.
+            low, high = (0.02, 0.03) if case.cache == "i8" else (0.005, 0.01)
+            scales = torch.rand(2, case.kv_heads, generator=self.random) * (high - low) + low
+            self.rounding = {
+                "kv_format": "int8" if case.cache == "i8" else "fp8",
+                "k_scale": scales[0].tolist(),
+                "v_scale": scales[1].tolist(),
+            }
+        scale = {name: self.rounding[name] for name in ("k_scale", "v_scale") if self.rounding}
+        layers = [KvLayer.model_validate({**shape, "dtype": stored, **scale})] * 2
         layout = kv_layout(layers)
         limits = Limits(max_batch_size=8, max_num_tokens=256, max_logit_rows=8, max_seq_len=MAX_SEQ_LEN)
         self.context = Context(TARGETS[case.target], case.half, limits, layout, TILE)  # type: ignore[arg-type]
-        dtype = TORCH[case.half]
+        dtype = TORCH[stored]
         stride = layout.block_stride // dtype.itemsize
-        pool = torch.full((pool_blocks * stride,), float("nan"), dtype=dtype)
+        # Where nothing was stored: NaN, or the int8 code that no rounding gives.
+        nowhere = -128.0 if stored == "i8" else float("nan")
+        pool = torch.full((pool_blocks * stride,), nowhere, dtype=torch.float32).to(dtype)
+        as_bytes = stored == "f8e4m3" and self.context.target.compute_capability < 89
         self.caches, self.views = {}, {}
         for name, offsets, width in (
             ("k_cache", layout.k_offsets, case.head_dim),
             ("v_cache", layout.v_offsets, case.v_head_dim),
         ):
             part = pool[offsets[1] // dtype.itemsize :]
-            self.caches[name, 1] = part
+            self.caches[name, 1] = part.view(torch.uint8) if as_bytes else part
             shape, strides = (pool_blocks, case.kv_heads, 32, width), (stride, 32 * width, width, 1)
             self.views[name] = torch.as_strided(part, shape, strides, part.storage_offset())
             if case.filled:
@@ -117,6 +127,8 @@ class Step:
         for index, (rows, before) in enumerate(self.case.sequences):
             for position in range(rows + before):
                 heads = self.normal(view.shape[1], view.shape[3])
+                if self.case.cache:  # codes of any size
+                    heads = (heads * 40).clamp(-127, 127)
                 view[table[index, position // 32], :, position % 32] = heads.to(view.dtype)
 
     def normal(self, *shape: int) -> torch.Tensor:
@@ -155,7 +167,7 @@ class Step:
         ran = []
         for call in lowering.actions:
             assert isinstance(call, Call)
-            ran += run_call(
-                call, values, weights, {**self.counts, **(counts or {})}, self.inputs, self.caches
-            )
+            given = iter(weights)
+            own = [torch.tensor(use.values) if use.values else next(given) for use in call.weights]
+            ran += run_call(call, values, own, {**self.counts, **(counts or {})}, self.inputs, self.caches)
         return ran

@@ -65,7 +65,7 @@ def attend(
         None if slope is None else slope.numpy(),
         None,
         step=step.reference(),
-        **attrs,
+        **{**attrs, **step.rounding},
     )
     return out, expected, ran
 
@@ -103,6 +103,17 @@ def test_mixed_steps_attend_as_the_reference(
 def test_caches_of_other_types(half: str, q_dtype: str, out_dtype: str) -> None:
     step = Case(MIXED, 1, 32, 32, half=half).build()
     out, expected, _ = attend(step, 2, q_dtype=q_dtype, out_dtype=out_dtype)
+    assert_close(step, out, expected, TOLERANCES[half])
+
+
+@pytest.mark.parametrize(
+    ("cache", "target", "half"),
+    [("i8", "sm_90", "bf16"), ("f8e4m3", "sm_90", "bf16"), ("f8e4m3", "sm_80", "f16")],
+)
+def test_caches_of_codes_under_scales_of_heads(cache: str, target: str, half: str) -> None:
+    step = Case(MIXED, 2, 48, 32, half=half, target=target, cache=cache).build()
+    out, expected, _ = attend(step, 4, q_dtype=half, out_dtype=half)
+    # Codes meet queries and weights exactly: what rounds is what rounds without them.
     assert_close(step, out, expected, TOLERANCES[half])
 
 

@@ -127,6 +127,46 @@ def test_rope_write_kv_stores_by_slot_and_leaves_the_rest_alone(
         np.testing.assert_allclose(stored, part, atol=4 * TOLERANCES[half], rtol=0)
 
 
+@pytest.mark.parametrize(("cache", "target"), [("i8", "sm_80"), ("f8e4m3", "sm_90"), ("f8e4m3", "sm_80")])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_caches_of_codes_round_by_the_scales_of_heads(cache: str, target: str, interleaved: bool) -> None:
+    step = Case(SEQUENCES, 3, 48, 40, target=target, filled=False, cache=cache).build()
+    q, k, v = (step.rows(width, "f32") for width in (6 * 48, 3 * 48, 3 * 40))
+    cos, sin = tables(step, 32)
+    y = torch.full(q.shape, float("nan"), dtype=torch.bfloat16)
+    attrs = {
+        "layer": 1,
+        "q_heads": 6,
+        "kv_heads": 3,
+        "head_dim": 48,
+        "v_head_dim": 40,
+        "rotary_dim": 32,
+        "interleaved": interleaved,
+        "concat_halves": False,
+        **step.rounding,
+    }
+    positions = step.inputs["positions"]
+    named = {"q": q, "k": k, "v": v, "positions": positions}
+    operands = (
+        *(operand(name, tensor) for name, tensor in named.items()),
+        operand("cos", cos, constant=True),
+        operand("sin", sin, constant=True),
+    )
+    expected = step.reference()
+    assert ROPE_WRITE_KV.reference is not None
+    arrays = [t.double().numpy() for t in (q, k, v)]
+    tables_ = (positions.numpy(), cos.numpy(), sin.numpy())
+    ROPE_WRITE_KV.reference(*arrays, *tables_, step=expected, **attrs)
+    op = Op("castiron.RopeWriteKV", operands, (operand("y", y),), attrs)
+    step.run(ROPE_WRITE_KV, op, {**named, "y": y}, [cos, sin])
+    for name, part in (("k_cache", expected.k), ("v_cache", expected.v)):
+        found = step.views[name].double().numpy()
+        # A rotation in float32 instead of float64 may fall on the other side of a middle: a code's step.
+        assert np.isclose(found, part, rtol=0.13, atol=1.01, equal_nan=True).all()
+        assert (found != part)[~np.isnan(part)].mean() < 0.01
+        assert len(np.unique(found[~np.isnan(found)])) > 50
+
+
 def test_write_kv_stores_views_of_a_fused_projection() -> None:
     step = Case(SEQUENCES, 3, 80, 48, filled=False).build()
     k, v = step.rows(3 * 80, "bf16", margin=16), step.rows(3 * 48, "f32", margin=2)
