@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -33,9 +32,6 @@ def parameter_count(checkpoint: Checkpoint) -> int:
 def model_identity(checkpoint: Checkpoint, dtype: Literal["float32", "bfloat16", "float16"]) -> ModelIdentity:
     """Who the checkpoint is."""
     config_file = checkpoint.folder / "config.json"
-    bytes_by_dtype: Counter[str] = Counter()
-    for tensor in checkpoint.tensors.values():
-        bytes_by_dtype[tensor.dtype.name] += tensor.nbytes
     source = Path(checkpoint.source)
     return ModelIdentity(
         name=source.resolve().name if source.exists() else checkpoint.source,
@@ -44,7 +40,7 @@ def model_identity(checkpoint: Checkpoint, dtype: Literal["float32", "bfloat16",
         model_type=str(checkpoint.config["model_type"]),
         config_sha256=hashlib.sha256(config_file.read_bytes()).hexdigest(),
         source_sha256=checkpoint.fingerprint,
-        source_dtype=bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else "none",
+        source_dtype=checkpoint.source_dtype,
         dtype=dtype,
         parameters=parameter_count(checkpoint),
     )

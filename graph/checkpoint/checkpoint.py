@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -324,6 +325,15 @@ class Checkpoint:
         )
 
     # -- facts for the manifest ------------------------------------------------------------------------------
+
+    @property
+    def source_dtype(self) -> str:
+        """What most numbers are stored as: a dtype, or what the codes of a quantized parameter are."""
+        sizes: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            kind = tensor.kind if isinstance(tensor, QuantizedTensor) else tensor.dtype.name
+            sizes[kind] += tensor.size
+        return sizes.most_common(1)[0][0]
 
     @cached_property
     def fingerprint(self) -> str:

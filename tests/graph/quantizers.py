@@ -18,6 +18,7 @@ import torch
 import zoo
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, torch.Tensor]
@@ -42,16 +43,18 @@ class Format:
 
 def write(folder: Path, form: Format, name: str = "llama", **overrides: Any) -> PreTrainedModel:
     """Write a tiny checkpoint with every projection quantized; returns the dequantized float32 model."""
-    model = zoo.make_model(zoo.make_config(name, **{**SIZES, **overrides}))
+    sizes = SIZES if name.startswith("llama") else {}
+    model = zoo.make_model(zoo.make_config(name, **{**sizes, **overrides}))
     state = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         for seed, (module, child) in enumerate(model.named_modules()):
-            if not isinstance(child, torch.nn.Linear) or module == "lm_head":
+            if not isinstance(child, (torch.nn.Linear, Conv1D)) or module == "lm_head":
                 continue
-            stored, weight = form.encode(child.weight.numpy().copy(), seed)
+            numbers = child.weight.T if isinstance(child, Conv1D) else child.weight
+            stored, weight = form.encode(numbers.numpy().copy(), seed)
             del state[f"{module}.weight"]
             state |= {f"{module}.{suffix}": value for suffix, value in stored.items()}
-            child.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32)))
+            numbers.copy_(torch.from_numpy(np.asarray(weight, np.float32)))
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -364,7 +367,7 @@ def mo_config(algorithm: str, **more: Any) -> dict[str, Any]:
     return {**base, "producer": {"name": "modelopt", "version": "0.47.0"}, **more}
 
 
-def mo_file(algorithm: str, **more: Any) -> dict[str, Any]:
+def mo_file(algorithm: str | None, **more: Any) -> dict[str, Any]:
     """The form of hf_quant_config.json."""
     inner = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"], **more}
     return {"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": inner}

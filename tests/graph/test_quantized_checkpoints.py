@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from castiron.graph.quant_plan import CacheScales, QuantPlan
 from castiron.graph.reference import SourceModel
 from castiron.graph.weights import WeightGraph
 from quantized_formats import FORMATS
+from safetensors.torch import load_file, save_file
 
 IDS = np.random.default_rng(0).integers(3, 250, 20)
 
@@ -209,3 +211,49 @@ def test_the_fingerprint_sees_the_stored_tensors(tmp_path: Path) -> None:
     first = opened(tmp_path / "a", FORMATS["awq"]).fingerprint
     assert opened(tmp_path / "b", FORMATS["awq"]).fingerprint == first
     assert opened(tmp_path / "c", FORMATS["awq without zero points"]).fingerprint != first
+
+
+@pytest.mark.parametrize(
+    ("file", "form", "values"),
+    [
+        ("quantize_config.json", "gptq v1", quantizers.gptq_config(quant_method=None)),
+        ("quant_config.json", "awq", {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}),
+    ],
+)
+def test_configs_in_the_tools_own_files_are_read(
+    file: str, form: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    model = quantizers.write(tmp_path, replace(FORMATS[form], config=values, in_file=file))
+    found = Checkpoint.open(tmp_path).read("model.layers.0.self_attn.q_proj.weight")
+    wanted = model.get_parameter("model.layers.0.self_attn.q_proj.weight").detach().numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_checkpoint_with_a_quantized_cache_alone_keeps_its_weights(
+    tmp_path: Path, unquantized: Capture
+) -> None:
+    zoo.make_checkpoint("llama", tmp_path, **quantizers.SIZES)
+    state = load_file(tmp_path / "model.safetensors") | cache_scales("{}_proj.")
+    save_file(state, tmp_path / "model.safetensors")
+    config = quantizers.mo_file(None, kv_cache_quant_algo="FP8")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(config))
+    graph, plan = plan_of(Checkpoint.open(tmp_path), unquantized)
+    assert graph == unquantized.model
+    assert plan == QuantPlan({}, "fp8", {0: CacheScales((0.5, 0.5), (2.0, 2.0))})
+
+
+def test_projections_of_gpt2_are_transposed(tmp_path: Path) -> None:
+    form = replace(FORMATS["gptq desc_act"], config=quantizers.gptq_config(desc_act=True))
+    model = quantizers.write(tmp_path, form, "gpt2", n_layer=1)
+    captured = capture(Checkpoint.open(tmp_path))
+    np.testing.assert_allclose(GraphEvaluator(captured.model).run(IDS), logits(model), atol=2e-5)
+    weights = WeightGraph(captured.model)
+    products = [node for node in captured.model.graph.node if node.op_type == "Linear"]
+    parts = [weights.expr(node.input[1]).parts() for node in products]
+    assert [part is not None for part in parts] == [True] * 4 + [False]  # the head is the embedding
+
+
+def test_what_the_numbers_are_stored_as_is_told_by_their_codes(tmp_path: Path) -> None:
+    assert opened(tmp_path / "a", FORMATS["gptq v1"]).source_dtype == "int4"
+    zoo.make_checkpoint("llama", tmp_path / "b", dtype=torch.bfloat16)
+    assert Checkpoint.open(tmp_path / "b").source_dtype == "bfloat16"

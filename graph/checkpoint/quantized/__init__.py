@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from ...files import FileReader
 from ..config import read_json_object
 from ..safetensors_file import TensorInfo
 from . import awq, compressed_tensors, fp8, gguf, gptq, modelopt
+from .expression import transpose
 from .module import modules_of
 from .scheme import CacheNumbers, Read, Reader
 from .tensor import QuantizedTensor, Rounding
@@ -30,6 +31,14 @@ READERS: Final[Mapping[str, Reader]] = {
     "modelopt_fp4": modelopt.read,
     "sparseml": compressed_tensors.read,
 }
+#: Model types whose projections are Conv1D modules: their parameters are the transposed weights.
+_TRANSPOSED: Final = ("gpt2", "openai-gpt")
+#: Where tools put the config before config.json had a place for it.
+_OWN_FILES: Final = (
+    ("hf_quant_config.json", "modelopt"),
+    ("quantize_config.json", "gptq"),
+    ("quant_config.json", "awq"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,16 +63,33 @@ def read_quantized(
     if found is None:
         return None
     reader = READERS.get(found.method) if isinstance(found.method, str) else None
+    if found.method == "mxfp4":
+        raise CheckpointError(
+            f"{found.where}: quant_method is 'mxfp4': gpt-oss keeps its experts in this form, and mixtures "
+            "of experts are not built. MXFP4 of ordinary layers is read from compressed-tensors and modelopt."
+        )
     if reader is None:
         raise CheckpointError(
             f"{found.where}: quant_method is {found.method!r}; this version reads "
             f"{', '.join(sorted(READERS))}. Use the unquantized checkpoint of the model, or one of these."
         )
-    return reader(found.config, found.where, modules_of(tensors, files))
+    read = reader(found.config, found.where, modules_of(tensors, files))
+    if config.get("model_type") in _TRANSPOSED:
+        read = replace(read, tensors=tuple(map(_as_conv1d, read.tensors)))
+    return read
+
+
+def _as_conv1d(tensor: QuantizedTensor) -> QuantizedTensor:
+    """The parameter as transformers' Conv1D has it, [K, N]; tools store its codes like a Linear's."""
+    if tensor.name.endswith("lm_head.weight"):
+        return tensor
+    if tensor.input_scale is not None:
+        raise CheckpointError(f"{tensor.name!r} is a Conv1D with an input scale, which is not read.")
+    return replace(tensor, weight=transpose(tensor.weight))
 
 
 def _quantization(folder: Path, config: Mapping[str, Any]) -> _Found | None:
-    """The quantization config and where it stands: config.json (two names), or ModelOpt's own file."""
+    """The quantization config and where it stands: config.json (two names), or a tool's own file."""
     for name, method in (("quantization_config", None), ("compression_config", "compressed-tensors")):
         values = config.get(name)
         if values:
@@ -71,10 +97,8 @@ def _quantization(folder: Path, config: Mapping[str, Any]) -> _Found | None:
             if not isinstance(values, Mapping):
                 raise CheckpointError(f"{where}: found {values!r}; expected an object.")
             return _Found(values, values.get("quant_method", method), where)
-    path = folder / "hf_quant_config.json"
-    if path.is_file():
-        values = read_json_object(path)
-        inner = values.get("quantization")
-        if isinstance(inner, Mapping) and (inner.get("quant_algo") or inner.get("quantized_layers")):
-            return _Found(values, "modelopt", str(path))
+    for file, method in _OWN_FILES:
+        path = folder / file
+        if path.is_file():
+            return _Found(read_json_object(path), method, str(path))
     return None

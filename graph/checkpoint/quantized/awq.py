@@ -18,9 +18,10 @@ from .zero_points import with_zero_points
 def read(config: Mapping[str, Any], where: str, modules: Mapping[str, Module]) -> Read:
     """See ``scheme.Reader``."""
     fields = Fields(config, where)
-    fields.choice("quant_method", ("awq",))
-    fields.choice("bits", (4,))
-    group = fields.integer("group_size")
+    fields.choice("quant_method", ("awq",), "awq")
+    # AutoAWQ's own file has other names for two of them
+    fields.choice("bits", (4,), fields.raw("w_bit"))
+    group = fields.integer("group_size", fields.raw("q_group_size"))
     if group != -1 and group < 1:
         raise CheckpointError(f"{where}: group_size is {group}; expected -1 (the whole row) or more than 0.")
     zero_point = fields.flag("zero_point", True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from castiron.errors import CheckpointError
 
+from ...quant_plan import ActivationFormat
 from .compressed_weights import FORMATS, WeightArgs
 from .fields import Fields, names_module, refuse_excluded
 from .kv_scales import kv_scales
@@ -107,20 +108,20 @@ def _activations(fields: Fields, format: str) -> tuple[Rounding, bool]:
     fields.finish()
     if (bits, kind) == (4, "float"):
         if (strategy, group) == ("tensor_group", 16) and format == "nvfp4-pack-quantized":
-            return Rounding("nvfp4"), dynamic != True  # noqa: E712  # "local": the global scale is stored
+            return Rounding("nvfp4"), dynamic is not True  # "local": the global scale is stored
         if (strategy, group) == ("group", 32) and dynamic is True:
             return Rounding("mxfp4"), False
     if (bits, kind, strategy, group) == (8, "float", "group", 32) and format.startswith("mxfp"):
         return Rounding("mxfp8"), False
     if bits == 8:
-        x_format = "int8" if kind == "int" else "fp8"
+        x_format: ActivationFormat = "int8" if kind == "int" else "fp8"
         if strategy == "tensor" and dynamic is False:
-            return Rounding(x_format), True  # type: ignore[arg-type]  # mypy widens the literal
+            return Rounding(x_format), True
         # A scale of the whole batch would make rows depend on their neighbours; a row's own is finer
         if strategy in ("token", "tensor") and dynamic is True:
-            return Rounding(x_format), False  # type: ignore[arg-type]
+            return Rounding(x_format), False
         if strategy == "group" and dynamic is True and isinstance(group, int) and group > 0:
-            return Rounding(x_format, group), False  # type: ignore[arg-type]
+            return Rounding(x_format, group), False
     raise CheckpointError(
         f"{fields.where}: {bits}-bit {kind} by {strategy!r} (group_size {group}, dynamic {dynamic}) is not a "
         "way of rounding activations that this version knows."
@@ -144,6 +145,8 @@ def _scheme_of(module: str, groups: Sequence[_Group], where: str) -> _Group:
 def _module(module: Module, group: _Group) -> QuantizedTensor:
     weight, kind = FORMATS[group.format](module, group.weights)
     rounding = group.rounding
+    if "input_zero_point" in module and module.array(module.accept("input_zero_point")).any():
+        raise CheckpointError(f"module {module.name!r}: its input_zero_point is not zero, which is not read.")
     if group.static_x:
         if rounding.x_format == "nvfp4":
             x_scale = 1 / module.scalar("input_global_scale")  # stored as 2688 / amax

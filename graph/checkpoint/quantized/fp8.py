@@ -13,8 +13,9 @@ from castiron.errors import CheckpointError
 
 from .expression import Value, dequantize, repeated_rows, reshape, stored, unpack
 from .fields import Fields, refuse_excluded
+from .kv_scales import kv_scales
 from .module import FLOATS, Module
-from .scheme import Read
+from .scheme import CacheNumbers, Read
 from .tensor import QuantizedTensor, Rounding
 
 E4M3 = ("float8_e4m3fn",)
@@ -47,7 +48,8 @@ def read(config: Mapping[str, Any], where: str, modules: Mapping[str, Module]) -
         )
     tensors = tuple(_module(module, block, dynamic) for module in found.values())
     shown = f"blocks of {block[0]}x{block[1]}" if block else "one scale a tensor"
-    return Read(tensors, f"fp8, {shown}", notes=tuple(notes))
+    used, k, v = kv_scales(modules)
+    return Read(tensors, f"fp8, {shown}", CacheNumbers("auto", k, v), used, tuple(notes))
 
 
 def _block(fields: Fields) -> tuple[int, int] | None:

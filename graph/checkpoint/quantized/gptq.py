@@ -47,7 +47,7 @@ class _Scheme:
 def read(config: Mapping[str, Any], where: str, modules: Mapping[str, Module]) -> Read:
     """See ``scheme.Reader``."""
     fields = Fields(config, where)
-    fields.choice("quant_method", ("gptq", "gptqmodel"))
+    fields.choice("quant_method", ("gptq", "gptqmodel"), "gptq")
     bits = fields.choice("bits", (4, 8))
     group = fields.integer("group_size")
     if group != -1 and group < 1:

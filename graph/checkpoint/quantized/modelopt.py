@@ -20,6 +20,8 @@ from .module import Module
 from .scheme import CacheNumbers, Read
 from .tensor import QuantizedTensor
 
+#: No quant_algo: the weights are as they were, and only the cache is quantized.
+_NONE: Final = "NONE"
 _CACHE: Final[Mapping[str, CacheFormat]] = {"FP8": "fp8", "INT8": "int8"}
 
 
@@ -42,7 +44,7 @@ def read(config: Mapping[str, Any], where: str, modules: Mapping[str, Module]) -
     parsed = _nested(fields) if "quantization" in fields else _flat(fields)
     fields.finish()
     found = {name: module for name, module in modules.items() if "weight_scale" in module}
-    if not found:
+    if not found and parsed.algorithm != _NONE:
         raise CheckpointError(
             f"{where}: quant_algo is {parsed.algorithm!r}, but no module has a weight_scale."
         )
@@ -50,7 +52,7 @@ def read(config: Mapping[str, Any], where: str, modules: Mapping[str, Module]) -
     tensors = [_module(module, parsed, where) for module in found.values()]
     format, notes = _cache(parsed.cache, where)
     used, k, v = kv_scales(modules)
-    description = f"modelopt {parsed.algorithm.lower()}"
+    description = f"modelopt {'cache' if parsed.algorithm == _NONE else parsed.algorithm.lower()}"
     return Read(tuple(tensors), description, CacheNumbers(format, k, v), used, notes)
 
 
@@ -84,6 +86,8 @@ def _flat(fields: Fields) -> _Config:
 def _algorithm(fields: Fields, name: str) -> str:
     value = fields.raw(name)
     known = (*ALGORITHMS, "MIXED_PRECISION")
+    if value is None:
+        return _NONE
     if not isinstance(value, str) or value.upper() not in known:
         raise CheckpointError(f"{fields.where}: {name} is {value!r}; this version reads {', '.join(known)}.")
     return value.upper()
@@ -106,6 +110,11 @@ def _no_zero_points(fields: Fields) -> None:
 
 def _module(module: Module, config: _Config, where: str) -> QuantizedTensor:
     algorithm, group = config.algorithm, config.group
+    if algorithm == _NONE:
+        raise CheckpointError(
+            f"{where}: quant_algo is null, but {module.name!r} has a weight_scale. Config and weights are of "
+            "different checkpoints."
+        )
     if algorithm == "MIXED_PRECISION":
         if module.name not in config.by_module:
             raise CheckpointError(
