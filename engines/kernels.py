@@ -38,21 +38,20 @@ _CACHE = {"layer": int, "kv_heads": int, "head_dim": int, "v_head_dim": int}
 _GATED = {"has_bias": bool, "activation": _ACTIVATION}
 _LINEAR = {**_GATED, "has_residual": bool, "alpha": _NUMBER}
 _ROUNDING = {
-    "group": int,
-    "has_offsets": bool,
-    "has_columns": bool,
     "x_format": ("float", "int8", "fp8", "nvfp4", "mxfp4", "mxfp8"),
     "x_group": int,
     "x_scale": _NUMBER,
 }
+_QUANTIZED = {"group": int, "has_offsets": bool, "has_columns": bool, **_ROUNDING}
 _NORM = {"eps": _NUMBER, "has_weight": bool}
 
 KERNELS: Mapping[str, Kernel] = {
     "embedding": Kernel((1, 1), (1, 1), (1, 1), {"scale": _NUMBER, "index_offset": int}),
     "linear": Kernel((1, 2), (1, 2), (1, 1), _LINEAR),
     "gated_linear": Kernel((1, 1), (1, 2), (1, 1), _GATED),
-    "quantized_linear": Kernel((1, 2), (2, 5), (1, 1), {**_LINEAR, **_ROUNDING}),
-    "quantized_gated_linear": Kernel((1, 1), (2, 5), (1, 1), {**_GATED, **_ROUNDING}),
+    "quantized_linear": Kernel((1, 2), (2, 5), (1, 1), {**_LINEAR, **_QUANTIZED}),
+    "quantized_gated_linear": Kernel((1, 1), (2, 5), (1, 1), {**_GATED, **_QUANTIZED}),
+    "round": Kernel((1, 1), (0, 0), (1, 1), _ROUNDING),
     "rms_norm": Kernel((1, 1), (0, 1), (1, 1), {**_NORM, "group": int}),
     "add_rms_norm": Kernel((2, 2), (0, 1), (2, 2), _NORM),
     "layer_norm": Kernel((1, 1), (0, 2), (1, 1), {**_NORM, "has_bias": bool, "group": int}),

@@ -125,6 +125,18 @@ def is_plain_matmul(op: Op) -> bool:
     )
 
 
+def rounding_attrs(op: Op) -> dict[str, Attr] | None:
+    """``x_format``, ``x_group`` and ``x_scale`` of a product; None where it leaves its x alone."""
+    x_format = str(op.attrs.get("x_format", ""))
+    if not x_format:
+        return None
+    return {
+        "x_format": x_format,
+        "x_group": int(op.attrs.get("x_group", 0)),
+        "x_scale": float(op.attrs.get("x_scale", 0.0)),
+    }
+
+
 def head_attrs(op: Op, names: tuple[str, ...]) -> dict[str, Attr]:
     """Attributes of rotation and cache by name: sizes as int, flags as bool."""
     return {name: bool(op.attrs[name]) if name in _FLAGS else int(op.attrs[name]) for name in names}

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "host_support.h"
+#include "small_floats.h"
 
 namespace castiron::test {
 namespace {
@@ -9,7 +10,8 @@ struct Setup {
     int q_heads = 4, kv_heads = 2, head_dim = 16, v_head_dim = 16;
     int64_t window = 0, chunk = 0;
     double softcap = 0;
-    bool bf16 = false, sinks = false, slopes = false;
+    DType cache = DType::kF32;
+    bool sinks = false, slopes = false;
 };
 
 // One attention layer over `tokens` prepared queries, keys and values.
@@ -22,8 +24,7 @@ struct Layer {
         v = random.floats(n * width(s.kv_heads, s.v_head_dim));
         sinks = random.floats(static_cast<size_t>(s.q_heads));
         for (int h = 0; h < s.q_heads; ++h) slopes.push_back(std::exp2(-float(h + 1)));
-        graph.program().kv_layers = {
-            {s.kv_heads, s.head_dim, s.v_head_dim, s.bf16 ? DType::kBF16 : DType::kF32}};
+        graph.program().kv_layers = {{s.kv_heads, s.head_dim, s.v_head_dim, s.cache, k_scales(), v_scales()}};
         const int64_t kv_heads = s.kv_heads, head_dim = s.head_dim, v_head_dim = s.v_head_dim,
                       q_heads = s.q_heads, layer = 0;
         const int qv = graph.input(q, q_heads * head_dim), kv = graph.input(k, kv_heads * head_dim);
@@ -51,12 +52,32 @@ struct Layer {
     }
 
     [[nodiscard]] double scale() const { return 1 / std::sqrt(double(s.head_dim)); }
-    [[nodiscard]] double stored(float x) const { return double{s.bf16 ? round_bf16(x) : x}; }
+    // Caches of one byte: a scale for each head, of which the largest numbers pass the range.
+    [[nodiscard]] Floats scales(float first) const {
+        Floats all;
+        const bool scaled = s.cache == DType::kI8 || s.cache == DType::kF8E4M3;
+        const float range = s.cache == DType::kI8 ? 127.0f : 448.0f;
+        for (int h = 0; scaled && h < s.kv_heads; ++h)
+            all.push_back(first * static_cast<float>(h + 1) / range);
+        return all;
+    }
+    [[nodiscard]] Floats k_scales() const { return scales(2.5f); }
+    [[nodiscard]] Floats v_scales() const { return scales(1.7f); }
+    // What is left of a number of a KV head in the cache.
+    [[nodiscard]] double stored(float x, const Floats& all, int head) const {
+        if (s.cache == DType::kBF16) return double{round_bf16(x)};
+        if (all.empty()) return double{x};
+        const float scale = all[static_cast<size_t>(head)];
+        const double ratio = double{x / scale};
+        return double{scale} * (s.cache == DType::kI8 ? std::clamp(std::nearbyint(ratio), -127.0, 127.0)
+                                                      : to_e4m3(std::clamp(ratio, -448.0, 448.0)));
+    }
 
     // Attention of queries [begin, begin + count) at positions 0.. of one sequence that starts at row
     // `begin`.
     [[nodiscard]] std::vector<double> expected(int begin, int count) const {
         std::vector<double> out;
+        const Floats k_scale = k_scales(), v_scale = v_scales();
         for (int i = 0; i < count; ++i) {
             for (int h = 0; h < s.q_heads; ++h) {
                 const int kv_head = h / (s.q_heads / s.kv_heads);
@@ -69,8 +90,9 @@ struct Layer {
                     for (int d = 0; d < s.head_dim; ++d) {
                         dot +=
                             double{q[static_cast<size_t>(((begin + i) * s.q_heads + h) * s.head_dim + d)]} *
-                            stored(k[static_cast<size_t>(((begin + j) * s.kv_heads + kv_head) * s.head_dim +
-                                                         d)]);
+                            stored(
+                                k[static_cast<size_t>(((begin + j) * s.kv_heads + kv_head) * s.head_dim + d)],
+                                k_scale, kv_head);
                     }
                     dot *= scale();
                     if (s.softcap > 0) dot = s.softcap * std::tanh(dot / s.softcap);
@@ -85,9 +107,10 @@ struct Layer {
                 for (int d = 0; d < s.v_head_dim; ++d) {
                     double sum = 0;
                     for (size_t j = 0; j < keys.size(); ++j) {
-                        sum +=
-                            scores[j] * stored(v[static_cast<size_t>(
-                                            ((begin + keys[j]) * s.kv_heads + kv_head) * s.v_head_dim + d)]);
+                        sum += scores[j] *
+                               stored(v[static_cast<size_t>(
+                                          ((begin + keys[j]) * s.kv_heads + kv_head) * s.v_head_dim + d)],
+                                      v_scale, kv_head);
                     }
                     out.push_back(sum / total);
                 }
@@ -112,15 +135,18 @@ std::vector<int32_t> table(int first, int count) {
 const std::vector<Setup>& setups() {
     static const std::vector<Setup> all = {
         {},
-        {.q_heads = 9, .kv_heads = 3, .head_dim = 64, .v_head_dim = 64, .bf16 = true},
+        {.q_heads = 9, .kv_heads = 3, .head_dim = 64, .v_head_dim = 64, .cache = DType::kBF16},
         {.q_heads = 2, .kv_heads = 2, .head_dim = 5, .v_head_dim = 7},
-        {.q_heads = 4, .kv_heads = 1, .head_dim = 24, .v_head_dim = 40, .bf16 = true},
+        {.q_heads = 4, .kv_heads = 1, .head_dim = 24, .v_head_dim = 40, .cache = DType::kBF16},
         {.window = 37},
-        {.q_heads = 2, .kv_heads = 1, .window = 300, .bf16 = true},
+        {.q_heads = 2, .kv_heads = 1, .window = 300, .cache = DType::kBF16},
         {.chunk = 50},
         {.softcap = 2.0},
+        {.q_heads = 9, .kv_heads = 3, .head_dim = 64, .v_head_dim = 64, .cache = DType::kI8},
+        {.q_heads = 4, .kv_heads = 2, .head_dim = 20, .v_head_dim = 12, .cache = DType::kF8E4M3},
+        {.q_heads = 6, .kv_heads = 2, .window = 37, .softcap = 3.0, .cache = DType::kI8, .sinks = true},
         {.sinks = true},
-        {.window = 3, .bf16 = true, .sinks = true},
+        {.window = 3, .cache = DType::kBF16, .sinks = true},
         {.q_heads = 8, .kv_heads = 8, .slopes = true},
         {.q_heads = 60, .kv_heads = 1, .head_dim = 8, .v_head_dim = 8},
     };
@@ -197,6 +223,27 @@ TEST_CASE("stale contents of a block, not-a-number included, never reach another
     CHECK(same_bits(forward(*dirty_device, {Run{0, 0, 40, table(0, 2)}}), expected));
 }
 
+TEST_CASE("scales that do not fit a cache are refused") {
+    const auto refusal = [](DType cache, Floats scales) -> std::string {
+        Layer layer({.cache = cache}, 4, 1);
+        layer.graph.program().kv_layers[0].k_scale = std::move(scales);
+        try {
+            (void)layer.graph.device();
+        } catch (const std::invalid_argument& error) {
+            return error.what();
+        }
+        return "accepted";
+    };
+    CHECK(refusal(DType::kI8, {}) == "accepted");
+    for (const auto& [cache, scales] : {std::pair{DType::kI8, Floats{1.0f}},
+                                        {DType::kI8, Floats{1.0f, 0.0f}},
+                                        {DType::kF8E4M3, Floats{1.0f, INFINITY}},
+                                        {DType::kBF16, Floats{1.0f, 1.0f}}}) {
+        const std::string found = refusal(cache, scales);
+        CHECK_MESSAGE(found.find("one positive number for each KV head") != std::string::npos, found);
+    }
+}
+
 TEST_CASE("rope_write_kv rotates queries and keys and stores both, as rope and write_kv do") {
     for (const bool interleaved : {false, true}) {
         for (const bool concat : {false, true}) {
@@ -251,7 +298,7 @@ TEST_CASE("rope_write_kv rotates queries and keys and stores both, as rope and w
 }
 
 TEST_CASE("a copied KV block serves like the original") {
-    Layer layer({.bf16 = true}, 80, 21);
+    Layer layer({.cache = DType::kBF16}, 80, 21);
     const auto device = layer.graph.device(main_isa(), 2, 8);
     const Floats whole = forward(*device, {Run{0, 0, 80, {0, 1, 2}}});
     device->copy_kv_block(0, 5);

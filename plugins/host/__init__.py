@@ -1,10 +1,11 @@
 """Built-in tactics of the ``host`` target; the kernels are those of docs/program.md."""
 
 from ..tactic import Tactic
-from . import attention, elementwise, embedding, linear, norm, shape
+from . import attention, elementwise, embedding, linear, norm, quantized, shape
 
 TACTICS: tuple[Tactic, ...] = (
     *linear.TACTICS,
+    *quantized.TACTICS,
     *norm.TACTICS,
     *attention.TACTICS,
     *elementwise.TACTICS,

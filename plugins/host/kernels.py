@@ -9,7 +9,17 @@ from ..tactic import Attr, Call, WeightUse
 #: Kernels marked ◇ in docs/program.md: inputs may be column views of wider values.
 _TAKES_VIEWS = frozenset(
     (
-        *("linear", "gated_linear", "rms_norm", "layer_norm", "gather_rows", "copy"),
+        *(
+            "linear",
+            "gated_linear",
+            "quantized_linear",
+            "quantized_gated_linear",
+            "round",
+            "rms_norm",
+            "layer_norm",
+            "gather_rows",
+            "copy",
+        ),
         *("rope", "rope_write_kv", "write_kv", "paged_attention"),
     )
 )
@@ -18,6 +28,7 @@ _TAKES_VIEWS = frozenset(
 #: A pair of an add-norm is fixed (y over x, sum over residual): each row is read whole before it is written.
 _IN_PLACE: Mapping[str, tuple[tuple[int, int], ...]] = {
     "linear": ((0, 1),),
+    "quantized_linear": ((0, 1),),
     "add_rms_norm": ((0, 0), (1, 1)),
     "add_layer_norm": ((0, 0), (1, 1)),
     "rope": ((0, 0),),

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from ..reading import is_plain_matmul
-from ..tactic import Attr, Context, Lowering, Op, Operand, Tactic, WeightUse, bandwidth_cost, element_count
+from ..reading import is_plain_matmul, rounding_attrs
+from ..tactic import (
+    Attr,
+    Call,
+    Context,
+    Lowering,
+    Op,
+    Operand,
+    Tactic,
+    WeightUse,
+    bandwidth_cost,
+    element_count,
+)
 from .kernels import host_call
 
 _FLOPS = 1.5e11
@@ -14,9 +25,18 @@ def _rows_and_matrix(op: Op, context: Context) -> bool:
     return len(x.shape) == 2 and not x.constant and len(w.shape) == 2 and w.constant
 
 
+def _rounded_input(op: Op, context: Context) -> tuple[Operand, tuple[Call, ...]]:
+    """x, or what is left of it in float32 after the rounding that the op declares, and the call for that."""
+    x, attrs = op.required(0), rounding_attrs(op)
+    if attrs is None or context.half == "f32":
+        return x, ()
+    rounded = Operand(f"{op.outputs[0].name}.rounded", x.shape)
+    return rounded, (host_call("round", [x.name], [rounded.name], (), attrs),)
+
+
 def _linear(op: Op, context: Context) -> Lowering:
-    x, w = op.required(0), op.required(1)
-    bias, residual = op.input(2), op.input(3)
+    w, bias, residual = op.required(1), op.input(2), op.input(3)
+    x, rounded = _rounded_input(op, context)
     weights = [WeightUse((w.name,), "matrix")]
     if bias is not None:
         weights.append(WeightUse((bias.name,), "vector"))
@@ -27,17 +47,20 @@ def _linear(op: Op, context: Context) -> Lowering:
         "activation": str(op.attrs.get("activation", "none")),
         "alpha": float(op.attrs.get("alpha", 1.0)),
     }
-    return Lowering((host_call("linear", inputs, [op.outputs[0].name], weights, attrs),))
+    call = host_call("linear", inputs, [op.outputs[0].name], weights, attrs)
+    return Lowering((*rounded, call), (x,) if rounded else ())
 
 
 def _gated(op: Op, context: Context) -> Lowering:
-    x, gate, up = op.required(0), op.required(1), op.required(2)
+    gate, up = op.required(1), op.required(2)
+    x, rounded = _rounded_input(op, context)
     gate_bias, up_bias = op.input(3), op.input(4)
     weights = [WeightUse((gate.name, up.name), "matrix")]
     if gate_bias is not None and up_bias is not None:
         weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
     attrs: dict[str, Attr] = {"has_bias": len(weights) == 2, "activation": str(op.attrs["activation"])}
-    return Lowering((host_call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs),))
+    call = host_call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs)
+    return Lowering((*rounded, call), (x,) if rounded else ())
 
 
 def _gated_fits(op: Op, context: Context) -> bool:

@@ -3,6 +3,8 @@
 #include <immintrin.h>
 #include <math.h>
 
+#include <type_traits>
+
 #include "device/host/kernels/table.h"
 
 #define CASTIRON_TILE_ROWS 12

@@ -1,6 +1,8 @@
 #include "device/host/kv_cache.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -19,23 +21,64 @@ uint16_t to_bf16(float value) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-float store_as(float value, float*) {
-    return value;
-}
-uint16_t store_as(float value, uint16_t*) {
-    return to_bf16(value);
+// Nearest whole number within ±127, ties to even; not-a-number becomes 127.
+int8_t to_int8(float value) {
+    return static_cast<int8_t>(std::lrint(std::max(std::min(127.0f, value), -127.0f)));
 }
 
-template <typename T>
-void write_token(const KvCache::LayerView& l, std::byte* block, int slot, const float* k, const float* v) {
+// float8 e4m3fn: nearest, ties to even, saturated at ±448; not-a-number stays one.
+uint8_t to_e4m3(float value) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80u);
+    if (std::isnan(value)) return sign | 0x7fu;
+    const float magnitude = std::min(std::abs(value), 448.0f);
+    if (magnitude < 0x1p-6f) return sign | static_cast<uint8_t>(std::lrint(magnitude * 0x1p9f));
+    auto rounded = std::bit_cast<uint32_t>(magnitude);
+    rounded += 0x7ffffu + (rounded >> 20 & 1u);
+    return sign | static_cast<uint8_t>((rounded >> 20) - (120u << 3));  // exponents of a float are 120 more
+}
+
+// as(number, scale of its head) gives what is stored.
+template <typename T, typename As>
+void write_token(const KvCache::LayerView& l, std::byte* block, int slot, const float* k, const float* v,
+                 As as) {
     auto* keys = reinterpret_cast<T*>(block);
     auto* values = reinterpret_cast<T*>(block + l.v_offset);
-    const int64_t rows = int64_t{l.shape.kv_heads} * l.shape.head_dim;
-    for (int64_t i = 0; i < rows; ++i) keys[i * kSlots + slot] = store_as(k[i], static_cast<T*>(nullptr));
-    const int64_t width = l.shape.v_head_dim;
+    const int64_t depth = l.shape.head_dim, width = l.shape.v_head_dim;
     for (int64_t h = 0; h < l.shape.kv_heads; ++h) {
+        const float k_scale = l.k_scale(h), v_scale = l.v_scale(h);
+        for (int64_t i = h * depth; i < (h + 1) * depth; ++i) keys[i * kSlots + slot] = as(k[i], k_scale);
         T* to = values + (h * kSlots + slot) * width;
-        for (int64_t i = 0; i < width; ++i) to[i] = store_as(v[h * width + i], static_cast<T*>(nullptr));
+        for (int64_t i = 0; i < width; ++i) to[i] = as(v[h * width + i], v_scale);
+    }
+}
+
+// Bytes of an element, or 0 for what no cache holds.
+size_t element_bytes(DType dtype) {
+    switch (dtype) {
+        case DType::kF32:
+            return 4;
+        case DType::kBF16:
+            return 2;
+        case DType::kI8:
+        case DType::kF8E4M3:
+            return 1;
+        default:
+            return 0;
+    }
+}
+
+void check_scales(const KvLayer& layer, const std::string& where) {
+    const bool scaled = element_bytes(layer.dtype) == 1;
+    for (const std::vector<float>* scales : {&layer.k_scale, &layer.v_scale}) {
+        const bool positive = std::all_of(scales->begin(), scales->end(),
+                                          [](float scale) { return scale > 0 && std::isfinite(scale); });
+        if (!scales->empty() &&
+            (!scaled || !positive || scales->size() != static_cast<size_t>(layer.kv_heads))) {
+            throw std::invalid_argument(where +
+                                        ": k_scale and v_scale hold one positive number for each KV head, or "
+                                        "none, of a cache of i8 or f8e4m3");
+        }
     }
 }
 
@@ -43,17 +86,17 @@ void write_token(const KvCache::LayerView& l, std::byte* block, int slot, const 
 
 KvCache::KvCache(const std::vector<KvLayer>& layers) {
     for (const KvLayer& layer : layers) {
+        const std::string where = "KV layer " + std::to_string(layers_.size());
         const auto in = [](int value) { return value >= 1 && value <= 4096; };
-        if (!in(layer.kv_heads) || !in(layer.head_dim) || !in(layer.v_head_dim) ||
-            (layer.dtype != DType::kF32 && layer.dtype != DType::kBF16)) {
+        const size_t element = element_bytes(layer.dtype);
+        if (!in(layer.kv_heads) || !in(layer.head_dim) || !in(layer.v_head_dim) || element == 0) {
             throw std::invalid_argument(
-                "KV layer " + std::to_string(layers_.size()) +
-                ": kv_heads, head_dim and v_head_dim must be 1 to 4096, dtype f32 or bf16");
+                where +
+                ": kv_heads, head_dim and v_head_dim must be 1 to 4096, dtype f32, bf16, i8 or f8e4m3");
         }
+        check_scales(layer, where);
         LayerView view;
         view.shape = layer;
-        view.bf16 = layer.dtype == DType::kBF16;
-        const size_t element = view.bf16 ? 2 : 4;
         const auto heads = static_cast<size_t>(layer.kv_heads);
         view.v_offset = heads * static_cast<size_t>(layer.head_dim) * kSlots * element;
         view.block_bytes = view.v_offset + heads * static_cast<size_t>(layer.v_head_dim) * kSlots * element;
@@ -89,10 +132,15 @@ void KvCache::copy_block(int from, int to) {
 void KvCache::write(size_t layer, int32_t block, int slot, const float* k, const float* v) const {
     const LayerView& l = layers_[layer];
     std::byte* at = data(layer) + static_cast<size_t>(block) * l.block_bytes;
-    if (l.bf16) {
-        write_token<uint16_t>(l, at, slot, k, v);
-    } else {
-        write_token<float>(l, at, slot, k, v);
+    switch (l.shape.dtype) {
+        case DType::kBF16:
+            return write_token<uint16_t>(l, at, slot, k, v, [](float x, float) { return to_bf16(x); });
+        case DType::kI8:
+            return write_token<int8_t>(l, at, slot, k, v, [](float x, float s) { return to_int8(x / s); });
+        case DType::kF8E4M3:
+            return write_token<uint8_t>(l, at, slot, k, v, [](float x, float s) { return to_e4m3(x / s); });
+        default:
+            return write_token<float>(l, at, slot, k, v, [](float x, float) { return x; });
     }
 }
 

@@ -17,10 +17,16 @@ class KvCache {
 public:
     struct LayerView {
         KvLayer shape;
-        bool bf16 = false;
         size_t block_bytes = 0;    // of this layer
         size_t v_offset = 0;       // values behind the keys
         uint64_t pool_offset = 0;  // of the layer's first block, per block of the pool
+
+        // What a stored number stands for one of.
+        [[nodiscard]] float k_scale(int64_t head) const { return scale_of(shape.k_scale, head); }
+        [[nodiscard]] float v_scale(int64_t head) const { return scale_of(shape.v_scale, head); }
+        [[nodiscard]] static float scale_of(const std::vector<float>& scales, int64_t head) {
+            return scales.empty() ? 1.0f : scales[static_cast<size_t>(head)];
+        }
     };
 
     // Throws std::invalid_argument on a layer of impossible size.

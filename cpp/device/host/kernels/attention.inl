@@ -191,11 +191,26 @@ CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int
     }
 }
 
+// Numbers of one byte become floats, n a multiple of 16; what comes behind is asked for.
+template <CacheType kType>
+static void widen_cached(const std::byte* from, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; i += 16) {
+        prefetch(from + i + 1024);
+        if constexpr (kType == CacheType::kI8) {
+            store(to + i, to_float(load_int8(from + i)));
+        } else {
+            store(to + i, from_e4m3(load_uint8(from + i)));
+        }
+    }
+}
+
 // One segment for the packed rows. partial r: [0] maximum (-inf: saw nothing), [1] sum, [16..] values.
-template <bool kBf16>
+template <CacheType kType>
 static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int64_t segment,
                         const float* packed, int64_t packed_stride, float* scores, float* partials,
-                        int64_t partial_stride) {
+                        int64_t partial_stride, float* wide) {
+    constexpr bool kBf16 = kType == CacheType::kBF16,
+                   kBytes = kType == CacheType::kI8 || kType == CacheType::kF8E4M3;
     const int64_t start = segment * kSegmentKeys;
     const int64_t first = first_visible(a, row_position(a, row_begin)) - start;
     const int64_t past = row_position(a, row_begin + rows - 1) + 1 - start;
@@ -205,7 +220,7 @@ static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int
         for (int r = 0; r < rows; ++r) partials[r * partial_stride] = -__builtin_inff();
         return;
     }
-    const size_t element = kBf16 ? 2 : 4;
+    const size_t element = kBytes ? 1 : kBf16 ? 2 : 4;
     const auto head = static_cast<size_t>(a.kv_head) * 32 * element;
     const auto keys_at = [&](int64_t block) {
         return a.cache + static_cast<size_t>(a.block_table[block]) * a.block_bytes +
@@ -217,8 +232,16 @@ static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int
         const int64_t block = start / 32 + b;
         value_blocks[b] = a.cache + static_cast<size_t>(a.block_table[block]) * a.block_bytes + a.v_offset +
                           head * static_cast<size_t>(a.v_head_dim);
-        const NextLines next{value_blocks[b], keys_at(block < last_block ? block + 1 : block)};
-        score_block<kBf16>(packed, packed_stride, rows, a.head_dim, keys_at(block), scores + b * 32, next);
+        const std::byte* keys = keys_at(block);
+        NextLines next{value_blocks[b], keys_at(block < last_block ? block + 1 : block)};
+        if constexpr (kBytes) {
+            float* values = wide + 32 * a.head_dim + int64_t{b} * 32 * a.v_head_dim;
+            widen_cached<kType>(keys, int64_t{32} * a.head_dim, wide);
+            widen_cached<kType>(value_blocks[b], int64_t{32} * a.v_head_dim, values);
+            keys = reinterpret_cast<const std::byte*>(wide);
+            value_blocks[b] = reinterpret_cast<const std::byte*>(values);
+        }
+        score_block<kBf16>(packed, packed_stride, rows, a.head_dim, keys, scores + b * 32, next);
     }
     for (int r = 0; r < rows; ++r) {
         float* partial = partials + r * partial_stride;
@@ -228,6 +251,20 @@ static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int
         }
     }
     value_block<kBf16>(a, value_blocks, scores, rows, begin, end, partials + 16, partial_stride);
+}
+
+template <typename... Args>
+static void run_segment_of(const AttentionArgs& a, Args... args) {
+    switch (a.cache_type) {
+        case CacheType::kF32:
+            return run_segment<CacheType::kF32>(a, args...);
+        case CacheType::kBF16:
+            return run_segment<CacheType::kBF16>(a, args...);
+        case CacheType::kI8:
+            return run_segment<CacheType::kI8>(a, args...);
+        case CacheType::kF8E4M3:
+            return run_segment<CacheType::kF8E4M3>(a, args...);
+    }
 }
 
 // running (+)= partial.
@@ -264,7 +301,7 @@ CASTIRON_INLINE void finish_row(const AttentionArgs& a, int64_t row, const float
         store(e, exp_negative(set1(sink - top)));
         total = total * factor + e[0];
     }
-    const Vec scale = set1(factor / total);
+    const Vec scale = set1(factor / total * a.v_scale);
     float* out = a.out + row / a.group * a.out_stride + row_head(a, row) * a.v_head_dim;
     for_each_vec(a.v_head_dim,
                  [&](int64_t i, int n) { store_n(out + i, mul(load(running + 16 + i), scale), n); });
@@ -277,11 +314,8 @@ static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t
     float* packed = scratch;
     float* scores = packed + kMaxAttentionRows * packed_stride;
     pack_queries(a, row_begin, row_end, packed, packed_stride);
-    if (a.bf16) {
-        run_segment<true>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, row_stride);
-    } else {
-        run_segment<false>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, row_stride);
-    }
+    float* wide = scores + kMaxAttentionRows * (kSegmentKeys + 2 * attention_partial_floats(a.v_head_dim));
+    run_segment_of(a, row_begin, rows, segment, packed, packed_stride, scores, partials, row_stride, wide);
 }
 
 static void attention_merge(const AttentionArgs& a, int64_t row, const float* partials, int64_t count,
@@ -300,16 +334,13 @@ static void attention(const AttentionArgs& a, int64_t row_begin, int64_t row_end
     float* scores = packed + kMaxAttentionRows * packed_stride;
     float* running = scores + kMaxAttentionRows * kSegmentKeys;
     float* partials = running + kMaxAttentionRows * stride;
+    float* wide = partials + kMaxAttentionRows * stride;
     pack_queries(a, row_begin, row_end, packed, packed_stride);
     for (int r = 0; r < rows; ++r) clear_partial(running + r * stride, width);
     const int64_t first = first_visible(a, row_position(a, row_begin)) / kSegmentKeys;
     const int64_t last = row_position(a, row_end - 1) / kSegmentKeys;
     for (int64_t segment = first; segment <= last; ++segment) {
-        if (a.bf16) {
-            run_segment<true>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, stride);
-        } else {
-            run_segment<false>(a, row_begin, rows, segment, packed, packed_stride, scores, partials, stride);
-        }
+        run_segment_of(a, row_begin, rows, segment, packed, packed_stride, scores, partials, stride, wide);
         for (int r = 0; r < rows; ++r) merge(running + r * stride, partials + r * stride, width);
     }
     for (int r = 0; r < rows; ++r) finish_row(a, row_begin + r, running + r * stride);

@@ -10,22 +10,21 @@
 // Bytes between what a stream reads and what it prefetches.
 inline constexpr int64_t kCodesAhead = 1024;
 
-// Weights of one format as unsigned bytes or as what Int8Dot makes of them. kUnpacked: nibbles that
-// unpack_panel spread out before.
+// Weights of one format as the dot product takes them.
 struct Int8Form : Int8Dot {
     static constexpr int kRows = kInt8Rows;
     static constexpr int64_t kQuadBytes = 64;
+    static constexpr bool kStartsAtZero = kInt8Zero == 0;
 };
 
-template <Codes kFormat, bool kUnpacked>
-struct NibbleForm : UnsignedDot<kFormat == Codes::kInt4 ? 15 : 24> {
-    static constexpr int kRows = kNibbleRows;
-    static constexpr int64_t kQuadBytes = kUnpacked ? 64 : 32;
-    // int4 is stored as code + 8; fp4 becomes twice its value, plus 12.
+// Nibbles as they are stored. int4 is code + 8; fp4 becomes twice its value, plus 12.
+template <Codes kFormat>
+struct NibbleForm : UnsignedDot {
+    static constexpr int kRows = 4;  // more rows share what unpack_panel spreads out
+    static constexpr int64_t kQuadBytes = 32;
+    static constexpr bool kStartsAtZero = false;
     CASTIRON_INLINE Ints load(const std::byte* p) {
-        if constexpr (kUnpacked) {
-            return load_ints(p);
-        } else if constexpr (kFormat == Codes::kInt4) {
+        if constexpr (kFormat == Codes::kInt4) {
             return load_nibbles(p);
         } else {
             static constexpr int8_t kDoubled[16] = {12, 13, 14, 15, 16, 18, 20, 24,
@@ -34,6 +33,21 @@ struct NibbleForm : UnsignedDot<kFormat == Codes::kInt4 ? 15 : 24> {
         }
     }
 };
+
+struct UnpackedForm : UnsignedDot {
+    static constexpr int kRows = kNibbleRows;
+    static constexpr int64_t kQuadBytes = 64;
+    static constexpr bool kStartsAtZero = false;
+    CASTIRON_INLINE Ints load(const std::byte* p) { return load_ints(p); }
+};
+
+static void set_sums(Codes format, Rounding& r) {
+    r.unit = format == Codes::kFp4 ? 0.5f : 1.0f;
+    r.zero = format == Codes::kInt8 ? kInt8Zero : format == Codes::kInt4 ? 8 : 12;
+    r.paired = kPairedSums && format != Codes::kInt8;
+    // int16 holds 64 inputs of pairs up to 8 * 127 * 2, or 32 of pairs up to 12 * 127 * 2.
+    r.chunk = !r.paired ? r.step : format == Codes::kInt4 ? 64 : 32;
+}
 
 // What a tile reads, for its first row and panel.
 struct IntegerTile {
@@ -49,8 +63,8 @@ struct IntegerTile {
     int64_t steps_per_scale = 1;
     float* acc = nullptr;
     int64_t acc_stride = 0;  // floats between panels
-    // What is asked for meanwhile: a line of each panel for every quad. Nothing is read, so it may point past
-    // the end.
+    // What is asked for meanwhile: a line of each panel for every two quads. Nothing is read, so it may point
+    // past the end.
     const std::byte* next = nullptr;
     int64_t next_panel_bytes = 0;
     int64_t next_step = 0;
@@ -60,148 +74,198 @@ struct IntegerTile {
 template <typename Form, int R, int V>
 CASTIRON_KERNEL void integer_tile(const IntegerTile& t) {
     const Rounding& rounding = *t.rounding;
-    const int64_t quads = (rounding.k + 3) / 4, step_quads = (rounding.step + 3) / 4,
-                  steps = rounding.steps();
-    const int64_t scale_bytes = t.half_scales ? 32 : 64;
-    const std::byte* const x = t.x;
-    const int64_t x_stride = t.x_stride;
-    const std::byte* codes = t.codes;
-    const std::byte* const records = x + rounding.scales_at();
-    const std::byte* next = t.next;
-    int64_t scale_at = 0, until_next_scale = t.steps_per_scale;
-    for (int64_t step = 0, quad = 0; step < steps; ++step) {
-        const int64_t end = quad + step_quads < quads ? quad + step_quads : quads;
-        typename Form::Sums c[R][V];
-        unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED { c[r.value][v.value] = zero_ints(); });
+    const int64_t quads = (rounding.k + 3) / 4, step_quads = (rounding.step + 3) / 4;
+    const int64_t chunk_quads = (rounding.chunk + 3) / 4, chunks = rounding.chunks_per_step();
+    const int64_t scale_bytes = t.half_scales ? 32 : 64, x_stride = t.x_stride, panel_bytes = t.panel_bytes;
+    const std::byte *x = t.x, *codes = t.codes, *next = t.next;
+    const std::byte* scales = t.scales;
+    const std::byte* offsets = t.offsets;
+    const std::byte* x_scales = x + rounding.scales_at();
+    const std::byte* starts = x + rounding.starts_at();
+    const int64_t sums_behind = rounding.sums_at() - rounding.scales_at();
+    int64_t until_next_scale = t.steps_per_scale;
+    bool first_step = true;
+    for (int64_t left = quads; left > 0;) {
+        Ints c[R][V];
         alignas(64) int32_t folded[R][V][16];
-        bool has_folded = false;
-        for (;;) {
-            const int64_t stop = end - quad > Form::kMaxQuads ? quad + Form::kMaxQuads : end;
-            for (; quad < stop; ++quad) {
+        int64_t in_step = left < step_quads ? left : step_quads;
+        left -= in_step;
+        for (int64_t chunk = 0;; ++chunk) {
+            unrolled<R>([&](auto r) CASTIRON_UNROLLED {
+                const Ints start =
+                    Form::kStartsAtZero ? zero_ints() : load_start(starts + r.value * x_stride + chunk * 4);
+                unrolled<V>([&](auto v) CASTIRON_UNROLLED { c[r.value][v.value] = start; });
+            });
+            const auto quad = [&](int64_t i) CASTIRON_UNROLLED {
                 typename Form::Weights w[V];
                 unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-                    w[v.value] = Form::load(codes + v.value * t.panel_bytes);
-                    prefetch(next + v.value * t.next_panel_bytes);
+                    w[v.value] = Form::load(codes + v.value * panel_bytes + i * Form::kQuadBytes);
                 });
                 unrolled<R>([&](auto r) CASTIRON_UNROLLED {
-                    const Quad four = load_quad(x + r.value * x_stride + quad * 4);
+                    const Quad four = load_quad(x + r.value * x_stride + i * 4);
                     unrolled<V>([&](auto v) CASTIRON_UNROLLED {
                         Form::add_to(c[r.value][v.value], w[v.value], four);
                     });
                 });
-                codes += Form::kQuadBytes;
+            };
+            int64_t in_chunk = in_step < chunk_quads ? in_step : chunk_quads;
+            in_step -= in_chunk;
+            for (; in_chunk >= 2; in_chunk -= 2) {
+                unrolled<V>([&](auto v) CASTIRON_UNROLLED { prefetch(next + v.value * t.next_panel_bytes); });
+                quad(0);
+                quad(1);
+                codes += 2 * Form::kQuadBytes;
+                x += 8;
                 next += t.next_step;
             }
-            if (quad == end) break;
+            if (in_chunk > 0) {
+                quad(0);
+                codes += Form::kQuadBytes;
+                x += 4;
+            }
+            if (chunks == 1) break;
             unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED {
-                int32_t* to = folded[r.value][v.value];
-                const Ints sum = Form::widen(c[r.value][v.value]);
-                store_ints(to, has_folded ? add(sum, load_ints(to)) : sum);
-                c[r.value][v.value] = zero_ints();
+                Ints sum = Form::widen(c[r.value][v.value]);
+                if (chunk > 0) sum = add(sum, load_ints(folded[r.value][v.value]));
+                store_ints(folded[r.value][v.value], sum);
             });
-            has_folded = true;
+            if (in_step == 0) break;
         }
-        unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-            const int64_t scale_offset = v.value * t.scale_panel_bytes + scale_at;
-            const Vec scale = load_scale(t.scales + scale_offset, t.half_scales);
-            prefetch(t.scales + scale_offset + kCodesAhead / 4);
-            unrolled<R>([&](auto r) CASTIRON_UNROLLED {
-                const auto* record = records + r.value * x_stride + step * 4;
-                const auto* x_scale = reinterpret_cast<const float*>(record);
-                const auto* correction = reinterpret_cast<const int32_t*>(record + steps * 4);
-                float* to = t.acc + v.value * t.acc_stride + r.value * 16;
-                Ints sum = add(Form::widen(c[r.value][v.value]), set1_int(*correction));
-                if (has_folded) sum = add(sum, load_ints(folded[r.value][v.value]));
-                const Vec so_far = step == 0 ? zero() : load(to);
-                store(to, fma(to_float(sum), mul(set1(*x_scale), scale), so_far));
+        starts += chunks * 4;
+        const auto finish = [&](auto has_folded) CASTIRON_UNROLLED {
+            unrolled<V>([&](auto v) CASTIRON_UNROLLED {
+                const std::byte* scale_at = scales + v.value * t.scale_panel_bytes;
+                const Vec scale = load_scale(scale_at, t.half_scales);
+                prefetch(scale_at + kCodesAhead / 4);
+                unrolled<R>([&](auto r) CASTIRON_UNROLLED {
+                    const auto* x_scale = reinterpret_cast<const float*>(x_scales + r.value * x_stride);
+                    float* to = t.acc + v.value * t.acc_stride + r.value * 16;
+                    const Ints sum = has_folded.value != 0 ? load_ints(folded[r.value][v.value])
+                                                           : Form::widen(c[r.value][v.value]);
+                    const Vec so_far = first_step ? zero() : load(to);
+                    store(to, fma(to_float(sum), mul(set1(*x_scale), scale), so_far));
+                });
             });
-            if (t.offsets != nullptr) {
-                const Vec offset = load_scale(t.offsets + scale_offset, t.half_scales);
+        };
+        if (chunks == 1) {
+            finish(Int<0>{});
+        } else {
+            finish(Int<1>{});
+        }
+        if (offsets != nullptr) {
+            unrolled<V>([&](auto v) CASTIRON_UNROLLED {
+                const Vec offset = load_scale(offsets + v.value * t.scale_panel_bytes, t.half_scales);
                 unrolled<R>([&](auto r) CASTIRON_UNROLLED {
                     const auto* x_sum =
-                        reinterpret_cast<const float*>(records + r.value * x_stride + (2 * steps + step) * 4);
+                        reinterpret_cast<const float*>(x_scales + r.value * x_stride + sums_behind);
                     float* to = t.acc + v.value * t.acc_stride + r.value * 16;
                     store(to, fma(offset, set1(*x_sum), load(to)));
                 });
-            }
-        });
+            });
+        }
+        first_step = false;
+        x_scales += 4;
         if (--until_next_scale == 0) {
             until_next_scale = t.steps_per_scale;
-            scale_at += scale_bytes;
+            scales += scale_bytes;
+            if (offsets != nullptr) offsets += scale_bytes;
         }
     }
 }
 
-// Nibbles of V panels as bytes.
+// Nibbles of a panel as bytes.
 template <Codes kFormat>
 static void unpack_panel(const std::byte* codes, int64_t quads, std::byte* to) {
     for (int64_t quad = 0; quad < quads; ++quad) {
-        store_ints(to + quad * 64, NibbleForm<kFormat, false>::load(codes + quad * 32));
+        store_ints(to + quad * 64, NibbleForm<kFormat>::load(codes + quad * 32));
     }
 }
 
-// All rows of V panels in groups of nearly equal height. `ahead`: bytes from these codes to those that come
-// next, of which every group fetches a share.
+// R rows of all panels, as many panels at once as registers allow, then one by one: as many streams from
+// memory.
+template <typename Form, int R>
+static void integer_stream(IntegerTile t, int64_t panels) {
+    constexpr int V = dot_panels(R);
+    t.next_panel_bytes = t.panel_bytes;
+    t.next_step = 2 * Form::kQuadBytes;
+    const auto run = [&](auto v) {
+        t.next = t.codes + kCodesAhead;
+        integer_tile<Form, R, v.value>(t);
+        t.codes += v.value * t.panel_bytes;
+        t.scales += v.value * t.scale_panel_bytes;
+        if (t.offsets != nullptr) t.offsets += v.value * t.scale_panel_bytes;
+        t.acc += v.value * t.acc_stride;
+    };
+    for (; panels >= V; panels -= V) run(Int<V>{});
+    if constexpr (V > 1) {
+        for (; panels > 0; --panels) run(Int<1>{});
+    }
+}
+
+// All rows of V panels in groups of nearly equal height, while the next panels are fetched, a share by each
+// group.
 template <typename Form, int V>
-static void integer_rows(IntegerTile t, int64_t rows, const std::byte* stored, int64_t stored_bytes,
-                         int64_t ahead) {
-    const int64_t groups = (rows + Form::kRows - 1) / Form::kRows, quads = (t.rounding->k + 3) / 4;
+static void integer_groups(IntegerTile t, int64_t rows, const std::byte* next, int64_t stored_panel_bytes) {
+    const int64_t groups = (rows + Form::kRows - 1) / Form::kRows, pairs = (t.rounding->k + 7) / 8;
     const std::byte* const x = t.x;
     float* const acc = t.acc;
-    const int64_t quad_bytes = stored_bytes / quads;
-    t.next = stored + ahead;
-    t.next_panel_bytes = stored_bytes;
-    t.next_step = (quad_bytes + groups - 1) / groups;
+    t.next = next;
+    t.next_panel_bytes = stored_panel_bytes;
+    t.next_step = (stored_panel_bytes / pairs + groups - 1) / groups;
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t begin = rows * g / groups, end = rows * (g + 1) / groups;
         t.x = x + begin * t.x_stride;
         t.acc = acc + begin * 16;
         with_rows<Form::kRows>(end - begin, [&](auto r) { integer_tile<Form, r.value, V>(t); });
-        t.next += quads * t.next_step;
+        t.next += pairs * t.next_step;
     }
 }
 
-// V panels of nibbles: one group of rows takes them as they are, more share what is spread out once.
+// Rows that several groups share: nibbles are spread out once for all of them.
 template <Codes kFormat, int V>
-static void nibble_rows(IntegerTile t, int64_t rows, int64_t ahead, std::byte* unpacked) {
-    const int64_t quads = (t.rounding->k + 3) / 4, stored_bytes = t.panel_bytes;
-    const std::byte* stored = t.codes;
-    if (rows <= kNibbleRows) {
-        integer_rows<NibbleForm<kFormat, false>, V>(t, rows, stored, stored_bytes, ahead);
+static void integer_panels(IntegerTile t, int64_t rows, std::byte* unpacked) {
+    const int64_t quads = (t.rounding->k + 3) / 4, stored = t.panel_bytes;
+    const std::byte* next = t.codes + V * stored;
+    if constexpr (kFormat == Codes::kInt8) {
+        integer_groups<Int8Form, V>(t, rows, next, stored);
+    } else {
+        for (int v = 0; v < V; ++v)
+            unpack_panel<kFormat>(t.codes + v * stored, quads, unpacked + v * quads * 64);
+        t.codes = unpacked;
+        t.panel_bytes = quads * 64;
+        integer_groups<UnpackedForm, V>(t, rows, next, stored);
+    }
+}
+
+template <Codes kFormat>
+static void integer_product_of(IntegerTile t, int64_t rows, int64_t panels, std::byte* unpacked) {
+    constexpr bool kInt8 = kFormat == Codes::kInt8;
+    using Form = std::conditional_t<kInt8, Int8Form, NibbleForm<kFormat>>;
+    if (rows <= Form::kRows) {
+        with_rows<Form::kRows>(rows, [&](auto r) { integer_stream<Form, r.value>(t, panels); });
         return;
     }
-    for (int v = 0; v < V; ++v) {
-        unpack_panel<kFormat>(stored + v * stored_bytes, quads, unpacked + v * quads * 64);
+    constexpr int V = dot_panels(kInt8 ? kInt8Rows : kNibbleRows);
+    while (panels > 0) {
+        const int64_t here = panels < V ? 1 : V;
+        if (here == V) {
+            integer_panels<kFormat, V>(t, rows, unpacked);
+        } else {
+            integer_panels<kFormat, 1>(t, rows, unpacked);
+        }
+        panels -= here;
+        t.codes += here * t.panel_bytes;
+        t.scales += here * t.scale_panel_bytes;
+        if (t.offsets != nullptr) t.offsets += here * t.scale_panel_bytes;
+        t.acc += here * t.acc_stride;
     }
-    t.codes = unpacked;
-    t.panel_bytes = quads * 64;
-    integer_rows<NibbleForm<kFormat, true>, V>(t, rows, stored, stored_bytes, ahead);
-}
-
-template <int V>
-static void integer_panels(const QuantizedWeight& w, const IntegerTile& t, int64_t rows,
-                           std::byte* unpacked) {
-    // A single group of rows reads a stream from memory; more leave time to fetch the next panels whole.
-    const int64_t most = w.format == Codes::kInt8 ? kInt8Rows : kNibbleRows;
-    const int64_t ahead = rows <= most ? kCodesAhead : V * t.panel_bytes;
-    switch (w.format) {
-        case Codes::kInt8:
-            return integer_rows<Int8Form, V>(t, rows, t.codes, t.panel_bytes, ahead);
-        case Codes::kInt4:
-            return nibble_rows<Codes::kInt4, V>(t, rows, ahead, unpacked);
-        case Codes::kFp4:
-            return nibble_rows<Codes::kFp4, V>(t, rows, ahead, unpacked);
-        case Codes::kFp8:
-            break;
-    }
-    __builtin_unreachable();
 }
 
 static void integer_product(const QuantizedArgs& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
                             int64_t block_end, float* acc, std::byte* unpacked) {
     const QuantizedWeight& w = a.weight;
     const int64_t rows = row_end - row_begin, per_block = a.gated ? 2 : 1;
-    const int64_t first = block_begin * per_block, last = block_end * per_block;
+    const int64_t panel = block_begin * per_block, panels = (block_end - block_begin) * per_block;
     IntegerTile t;
     t.x = a.x + row_begin * a.x_stride;
     t.x_stride = a.x_stride;
@@ -210,16 +274,20 @@ static void integer_product(const QuantizedArgs& a, int64_t row_begin, int64_t r
     t.scale_panel_bytes = w.scale_panel_bytes();
     t.half_scales = w.half_scales;
     t.steps_per_scale = (w.group + a.rounding.step - 1) / a.rounding.step;
+    t.codes = w.codes + panel * t.panel_bytes;
+    t.scales = w.scales + panel * t.scale_panel_bytes;
+    t.offsets = w.offsets == nullptr ? nullptr : w.offsets + panel * t.scale_panel_bytes;
+    t.acc = acc;
     t.acc_stride = rows * 16;
-    for (int64_t panel = first; panel < last; panel += kDotPanels) {
-        t.codes = w.codes + panel * t.panel_bytes;
-        t.scales = w.scales + panel * t.scale_panel_bytes;
-        t.offsets = w.offsets == nullptr ? nullptr : w.offsets + panel * t.scale_panel_bytes;
-        t.acc = acc + (panel - first) * t.acc_stride;
-        if (last - panel >= kDotPanels) {
-            integer_panels<kDotPanels>(w, t, rows, unpacked);
-        } else {
-            integer_panels<1>(w, t, rows, unpacked);
-        }
+    switch (w.format) {
+        case Codes::kInt8:
+            return integer_product_of<Codes::kInt8>(t, rows, panels, unpacked);
+        case Codes::kInt4:
+            return integer_product_of<Codes::kInt4>(t, rows, panels, unpacked);
+        case Codes::kFp4:
+            return integer_product_of<Codes::kFp4>(t, rows, panels, unpacked);
+        case Codes::kFp8:
+            break;
     }
+    __builtin_unreachable();
 }

@@ -18,7 +18,7 @@ static_assert(kTileRows == CASTIRON_TILE_ROWS);
 
 const KernelTable& kernel_table() {
     static constexpr KernelTable table = {
-        .int8_zero = kInt8Zero,
+        .set_sums = set_sums,
         .integer_product = integer_product,
         .dequantized_product = dequantized_product,
         .linear_output = linear_output,

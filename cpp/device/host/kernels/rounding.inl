@@ -11,6 +11,9 @@ CASTIRON_INLINE Vec round_to_bits(Vec x, float largest) {
     const Vec magic = mul(power, set1(__builtin_ldexpf(1.5f, 23 - kMantissa)));
     return copysign(sub(add(a, magic), magic), x);
 }
+CASTIRON_INLINE Vec round_int8(Vec x) {
+    return max(min(round(x), set1(127.0f)), set1(-127.0f));
+}
 CASTIRON_INLINE Vec round_e4m3(Vec x) {
     return round_to_bits<3, -6>(x, 448.0f);
 }
@@ -30,34 +33,51 @@ CASTIRON_INLINE float largest_magnitude(const float* x, int64_t n) {
     return largest(m);
 }
 
-// Codes of one group of inputs, in steps; returns nothing but fills codes and the record of each step.
+// Where the sums of a chunk start; totals [16]: sums of codes by their place among sixteen.
+CASTIRON_INLINE int32_t chunk_start(const Rounding& a, const float* totals) {
+    float first = 0, last = 0;  // of each four inputs the first two and the last two
+    for (int i = 0; i < 16; ++i) (i % 4 < 2 ? first : last) += totals[i];
+    const int32_t pairs[2] = {-a.zero * static_cast<int32_t>(first), -a.zero * static_cast<int32_t>(last)};
+    if (!a.paired) return pairs[0] + pairs[1];
+    const auto low = static_cast<uint32_t>(pairs[0]) & 0xffffu;
+    return static_cast<int32_t>(low | static_cast<uint32_t>(pairs[1]) << 16);
+}
+
+// Codes of one group of inputs, and what a row says of each step and chunk of it.
 static void round_int8_group(const Rounding& a, const float* x, int64_t begin, int64_t end, float scale,
                              std::byte* row) {
-    const float safe = scale > 0 ? scale : 1.0f;
-    const Vec divisor = set1(safe), high = set1(127.0f), low = set1(-127.0f);
+    const Vec divisor = set1(scale > 0 ? scale : 1.0f);
     auto* codes = reinterpret_cast<int8_t*>(row);
     auto* scales = reinterpret_cast<float*>(row + a.scales_at());
-    auto* corrections = reinterpret_cast<int32_t*>(row + a.corrections_at());
     auto* sums = reinterpret_cast<float*>(row + a.sums_at());
-    for (int64_t at = begin; at < end; at += a.step) {
-        const int64_t n = end - at < a.step ? end - at : a.step;
-        Vec total = zero();  // of whole numbers below 2^24 in all: exact in any order
-        for_each_vec(n, [&](int64_t i, int lanes) {
-            const Vec code = max(min(round(div(load_n(x + at + i, lanes), divisor)), high), low);
-            total = add(total, code);
-            if (lanes == 16) {
-                store_int8(codes + at + i, code);
-            } else {
-                int8_t few[16];
-                store_int8(few, code);
-                __builtin_memcpy(codes + at + i, few, static_cast<size_t>(lanes));
-            }
-        });
-        const float sum_of_codes = sum(total);
-        const int64_t step = at / a.step;
+    auto* starts = reinterpret_cast<int32_t*>(row + a.starts_at());
+    const int64_t chunks = a.chunks_per_step();
+    int64_t step = begin / a.step;
+    for (int64_t at = begin; at < end; ++step) {
+        const int64_t step_end = end - at < a.step ? end : at + a.step;
+        Vec step_total = zero();  // of whole numbers below 2^24 in all: exact in any order
+        for (int64_t chunk = 0; at < step_end; ++chunk) {
+            const int64_t n = step_end - at < a.chunk ? step_end - at : a.chunk;
+            Vec total = zero();
+            for_each_vec(n, [&](int64_t i, int lanes) {
+                const Vec code = round_int8(div(load_n(x + at + i, lanes), divisor));
+                total = add(total, code);
+                if (lanes == 16) {
+                    store_int8(codes + at + i, code);
+                } else {
+                    int8_t few[16];
+                    store_int8(few, code);
+                    __builtin_memcpy(codes + at + i, few, static_cast<size_t>(lanes));
+                }
+            });
+            float totals[16];
+            store(totals, total);
+            starts[step * chunks + chunk] = chunk_start(a, totals);
+            step_total = add(step_total, total);
+            at += n;
+        }
         scales[step] = scale * a.unit;
-        corrections[step] = -a.zero * static_cast<int32_t>(sum_of_codes);
-        sums[step] = scale * sum_of_codes;
+        sums[step] = scale * sum(step_total);
     }
 }
 
@@ -95,6 +115,10 @@ static void round_row(const Rounding& a, const float* x, std::byte* row) {
                 break;
             case XFormat::kInt8:
                 round_int8_group(a, x, begin, end, a.scale > 0 ? a.scale : amax() / 127.0f, row);
+                break;
+            case XFormat::kInt8Floats:
+                round_group(x + begin, y + begin, n, a.scale > 0 ? a.scale : positive(amax() / 127.0f),
+                            [](Vec v) { return round_int8(v); });
                 break;
             case XFormat::kFp8:
                 round_group(x + begin, y + begin, n, a.scale > 0 ? a.scale : positive(amax() / 448.0f),

@@ -102,7 +102,8 @@ struct QuantizedWeight {
 };
 
 // How activations are rounded before a product.
-enum class XFormat : uint8_t { kFloat, kInt8, kFp8, kNvfp4, kMxfp4, kMxfp8 };
+// kInt8: codes for the integer product; the others leave floats.
+enum class XFormat : uint8_t { kFloat, kInt8, kInt8Floats, kFp8, kNvfp4, kMxfp4, kMxfp8 };
 
 struct Rounding {
     XFormat format = XFormat::kFloat;
@@ -110,20 +111,25 @@ struct Rounding {
     int64_t group = 0;  // inputs that share a scale; k when the row does
     float scale = 0;    // static, or 0: from the largest magnitude
     // Of kInt8: inputs in one integer sum, which divides the groups of activations and of weights (but for
-    // what is left at the end), and what the product adds to each code of a weight.
+    // what is left at the end). The product takes the codes of a weight plus `zero`, and so its sums over a
+    // chunk start from -zero * (sum of x's codes): one int32 for each chunk, or, where sums are of int16, two
+    // of them for the first and the last two inputs of each four.
     int64_t step = 0;
+    int64_t chunk = 0;
     int32_t zero = 0;
+    bool paired = false;
     float unit = 1;  // what one of the product's integers stands for, besides the scales
 
-    // A row as kInt8 leaves it: codes, padded with zeros; then for each step scale * unit, -zero * (sum of
-    // codes), and scale * (sum of codes). The others leave k floats.
+    // A row as kInt8 leaves it: codes, padded with zeros; for each step scale * unit and scale * (sum of
+    // codes); for each chunk its start. The others leave k floats.
     [[nodiscard]] int64_t steps() const { return (k + step - 1) / step; }
+    [[nodiscard]] int64_t chunks_per_step() const { return (step + chunk - 1) / chunk; }
     [[nodiscard]] int64_t scales_at() const { return (k + 63) / 64 * 64; }
-    [[nodiscard]] int64_t corrections_at() const { return scales_at() + steps() * 4; }
-    [[nodiscard]] int64_t sums_at() const { return scales_at() + steps() * 8; }
+    [[nodiscard]] int64_t sums_at() const { return scales_at() + steps() * 4; }
+    [[nodiscard]] int64_t starts_at() const { return scales_at() + steps() * 8; }
     [[nodiscard]] int64_t row_bytes() const {
-        return format == XFormat::kInt8 ? (scales_at() + steps() * 12 + 63) / 64 * 64
-                                        : (k * 4 + 63) / 64 * 64;
+        if (format != XFormat::kInt8) return (k * 4 + 63) / 64 * 64;
+        return (starts_at() + steps() * chunks_per_step() * 4 + 63) / 64 * 64;
     }
 };
 
@@ -160,6 +166,9 @@ struct RopeArgs {
     bool concat_halves = false;
 };
 
+// What the KV cache stores.
+enum class CacheType : uint8_t { kF32, kBF16, kI8, kF8E4M3 };
+
 inline constexpr int kSegmentKeys = 256;
 inline constexpr int kMaxAttentionRows = 48;
 
@@ -173,14 +182,15 @@ struct AttentionArgs {
     const std::byte* cache = nullptr;  // the layer's first block
     size_t block_bytes = 0;            // between blocks of the layer
     size_t v_offset = 0;               // values behind a block's keys
-    bool bf16 = false;
+    CacheType cache_type = CacheType::kF32;
     const int32_t* block_table = nullptr;
     int start_position = 0;  // of query token 0
     int group = 0;
     int kv_head = 0;
     int head_dim = 0;
     int v_head_dim = 0;
-    float scale = 1;
+    float scale = 1;    // of scores, that of the stored keys included
+    float v_scale = 1;  // of the stored values
     float softcap = 0;
     int64_t window = 0;
     int64_t chunk = 0;
@@ -195,14 +205,18 @@ struct AttentionArgs {
 [[nodiscard]] constexpr int64_t attention_partial_floats(int64_t v_head_dim) {
     return 16 + padded16(v_head_dim);
 }
-[[nodiscard]] constexpr size_t attention_scratch_floats(int64_t head_dim, int64_t v_head_dim) {
-    return static_cast<size_t>(
-        kMaxAttentionRows * (padded16(head_dim) + kSegmentKeys + 2 * attention_partial_floats(v_head_dim)));
+// Behind it, for caches of one byte: a block's keys and a segment's values as floats.
+[[nodiscard]] constexpr size_t attention_scratch_floats(int64_t head_dim, int64_t v_head_dim,
+                                                        CacheType type) {
+    const int64_t rows =
+        kMaxAttentionRows * (padded16(head_dim) + kSegmentKeys + 2 * attention_partial_floats(v_head_dim));
+    const bool bytes = type == CacheType::kI8 || type == CacheType::kF8E4M3;
+    return static_cast<size_t>(rows + (bytes ? 32 * head_dim + kSegmentKeys * v_head_dim + 16 : 0));
 }
 
 struct KernelTable {
-    // What the integer product adds to an int8 code so that it can be taken as unsigned.
-    int32_t int8_zero;
+    // How the integer product takes codes of a format.
+    void (*set_sums)(Codes, Rounding&);
     // Sums of rows [row_begin, row_end) of codes times blocks [block_begin, block_end), at most
     // kMaxLinearRows and kMaxLinearBlocks: acc [panels][rows][16]. unpacked: unpacked_floats of scratch for
     // each of two panels.

@@ -12,7 +12,8 @@ namespace castiron::host {
 std::unique_ptr<Op> make_embedding(StepChecker& step);
 std::unique_ptr<Op> make_linear(StepChecker& step);            // linear, gated_linear
 std::unique_ptr<Op> make_quantized_linear(StepChecker& step);  // quantized_linear, quantized_gated_linear
-std::unique_ptr<Op> make_norm(StepChecker& step);              // [add_]rms_norm, [add_]layer_norm
+std::unique_ptr<Op> make_round(StepChecker& step);
+std::unique_ptr<Op> make_norm(StepChecker& step);  // [add_]rms_norm, [add_]layer_norm
 std::unique_ptr<Op> make_rope(StepChecker& step);
 std::unique_ptr<Op> make_write_kv(StepChecker& step);  // write_kv, rope_write_kv
 std::unique_ptr<Op> make_paged_attention(StepChecker& step);

@@ -25,7 +25,7 @@ public:
         args_.group = static_cast<int>(q_heads_ / kv_heads_);
         args_.head_dim = static_cast<int>(head_dim);
         args_.v_head_dim = static_cast<int>(v_head_dim);
-        args_.bf16 = shape.dtype == DType::kBF16;
+        args_.cache_type = cache_type(shape.dtype);
         args_.scale = static_cast<float>(step.number("scale"));
         args_.softcap = static_cast<float>(step.number_or("softcap", 0));
         if (args_.softcap < 0) step.fail("softcap is negative");
@@ -45,7 +45,7 @@ public:
     }
 
     [[nodiscard]] size_t scratch_floats() const override {
-        return attention_scratch_floats(args_.head_dim, args_.v_head_dim);
+        return attention_scratch_floats(args_.head_dim, args_.v_head_dim, args_.cache_type);
     }
 
     // Room for the splits of as many decodes as leave threads idle, within 16 MiB.
@@ -70,6 +70,19 @@ public:
     }
 
 private:
+    static CacheType cache_type(DType dtype) {
+        switch (dtype) {
+            case DType::kBF16:
+                return CacheType::kBF16;
+            case DType::kI8:
+                return CacheType::kI8;
+            case DType::kF8E4M3:
+                return CacheType::kF8E4M3;
+            default:
+                return CacheType::kF32;
+        }
+    }
+
     static constexpr int64_t kUnitsPerThread = 4;
     static constexpr int64_t kMaxWorkspaceFloats = int64_t{4} << 20;
 
@@ -115,6 +128,8 @@ private:
         a.block_table = s.block_table.data();
         a.start_position = s.start_position;
         a.kv_head = static_cast<int>(kv_head);
+        a.scale *= layer.k_scale(kv_head);
+        a.v_scale = layer.v_scale(kv_head);
         return a;
     }
 

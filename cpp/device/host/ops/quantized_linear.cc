@@ -3,6 +3,7 @@
 
 #include "device/host/ops/linear_tiles.h"
 #include "device/host/ops/ops.h"
+#include "device/host/ops/rounding.h"
 
 namespace castiron::host {
 namespace {
@@ -31,7 +32,8 @@ public:
         if (y_.shape[0] != x_.shape[0]) step.fail("input and output have different rows");
         const int64_t outputs = gated ? 2 * blocks_ * 16 : output_.n;
         read_weight(step, outputs, k, has_offsets);
-        read_rounding(step, k);
+        args_.rounding = read_rounding(step, k);
+        choose_product();
 
         size_t next = has_offsets ? 3 : 2;
         if (has_columns) columns_ = read_columns(step, next++, k);
@@ -147,8 +149,8 @@ private:
         check_shape(step, codes, outputs, k);
         w.codes = codes.data;
         w.k = k;
-        const int64_t group = step.integer("group", 0, k);
-        w.group = group > 0 ? group : k;
+        const int64_t group = step.integer("group", 0, int64_t{1} << 40);
+        w.group = group > 0 ? std::min(group, k) : k;
         w.half_scales = step.weight(1).weight->dtype == DType::kF16;
         for (size_t i = 1; i < (has_offsets ? 3u : 2u); ++i) {
             const ResolvedWeight& scales = step.weight(i);
@@ -161,44 +163,20 @@ private:
         }
     }
 
-    void read_rounding(StepChecker& step, int64_t k) {
-        static constexpr std::pair<const char*, XFormat> kFormats[] = {
-            {"float", XFormat::kFloat}, {"int8", XFormat::kInt8},   {"fp8", XFormat::kFp8},
-            {"nvfp4", XFormat::kNvfp4}, {"mxfp4", XFormat::kMxfp4}, {"mxfp8", XFormat::kMxfp8}};
-        Rounding& r = args_.rounding;
-        const std::string name = step.text("x_format");
-        const auto* found = std::find_if(std::begin(kFormats), std::end(kFormats),
-                                         [&](const auto& format) { return name == format.first; });
-        if (found == std::end(kFormats)) step.fail("unknown x_format '" + name + "'");
-        r.format = found->second;
-        r.k = k;
-        const int64_t group = step.integer_or("x_group", 0, 0, k);
-        r.group = group > 0 ? group : k;
-        if (r.format == XFormat::kNvfp4) r.group = 16;
-        if (r.format == XFormat::kMxfp4 || r.format == XFormat::kMxfp8) r.group = 32;
-        r.scale = static_cast<float>(step.number_or("x_scale", 0));
-        if (r.scale < 0) step.fail("x_scale is negative");
-        r.step = k;
-        if (r.format == XFormat::kInt8) read_steps(step);
-    }
-
-    // The integer sums run over the smaller of the two groups.
-    void read_steps(StepChecker& step) {
+    // Codes of both operands multiply as integers where sums can run over the smaller of the two groups; else
+    // x becomes float again.
+    void choose_product() {
         Rounding& r = args_.rounding;
         const QuantizedWeight& w = args_.weight;
-        if (w.format == Codes::kFp8)
-            step.fail("codes f8e4m3 have no integer product; x_format must be float or fp8");
-        if (r.k > kMaxIntegerInputs) {
-            step.fail("an integer product has at most " + std::to_string(kMaxIntegerInputs) + " inputs");
-        }
+        if (r.format != XFormat::kInt8) return;
         const int64_t small = std::min(r.group, w.group), large = std::max(r.group, w.group);
-        if ((large < r.k && large % small != 0) || (small < r.k && small % 4 != 0)) {
-            step.fail("groups of " + std::to_string(w.group) + " weights and " + std::to_string(r.group) +
-                      " activations: the smaller must be a multiple of 4 and divide the larger");
+        if (w.format == Codes::kFp8 || r.k > kMaxIntegerInputs || (large < r.k && large % small != 0) ||
+            (small < r.k && small % 4 != 0)) {
+            r.format = XFormat::kInt8Floats;
+            return;
         }
         r.step = small;
-        r.zero = w.format == Codes::kInt8 ? kernels_.int8_zero : w.format == Codes::kInt4 ? 8 : 12;
-        r.unit = w.format == Codes::kFp4 ? 0.5f : 1.0f;  // fp4 is taken as twice its value
+        kernels_.set_sums(w.format, r);
     }
 
     void check_shape(StepChecker& step, const ResolvedWeight& w, int64_t rows, int64_t columns) const {

@@ -14,6 +14,7 @@ constexpr std::pair<std::string_view, Maker> kMakers[] = {
     {"gated_linear", make_linear},
     {"quantized_linear", make_quantized_linear},
     {"quantized_gated_linear", make_quantized_linear},
+    {"round", make_round},
     {"rms_norm", make_norm},
     {"add_rms_norm", make_norm},
     {"layer_norm", make_norm},

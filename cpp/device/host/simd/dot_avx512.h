@@ -11,55 +11,70 @@ CASTIRON_INLINE Quad load_quad(const std::byte* p) {
     return {_mm512_set1_epi32(four)};
 }
 
-// Rows and panels at once: 24 sums, two panels of weights, of 32 registers.
-inline constexpr int kDotPanels = 2;
-inline constexpr int kInt8Rows = 12, kNibbleRows = 12;
+// Not as intrinsics: see simd/dot_avx2.h.
+CASTIRON_INLINE void add_words(__m512i& sum, __m512i v) {
+    __asm__("vpaddw %1, %0, %0" : "+v"(sum) : "v"(v));
+}
+CASTIRON_INLINE void add_ints(__m512i& sum, __m512i v) {
+    __asm__("vpaddd %1, %0, %0" : "+v"(sum) : "v"(v));
+}
 
-// Weights are unsigned, at most kLargest; activations within ±127.
-template <int kLargest>
+// Where sums start (Rounding): the same for all outputs.
+CASTIRON_INLINE Ints load_start(const std::byte* p) {
+    return {load_quad(p).v};
+}
+
+#ifdef __AVX512VNNI__
+inline constexpr int32_t kInt8Zero = 128;
+inline constexpr bool kPairedSums = false;
+#else
+inline constexpr int32_t kInt8Zero = 0;
+inline constexpr bool kPairedSums = true;
+#endif
+// Rows at once: with two panels 16 sums, more than latency times throughput asks for.
+inline constexpr int kInt8Rows = 8, kNibbleRows = 8;
+// Panels at once for `rows` rows.
+inline constexpr int dot_panels(int rows) {
+    return rows <= 2 ? 4 : 2;
+}
+
+// Weights are unsigned; activations within ±127.
 struct UnsignedDot {
     using Weights = Ints;
-    using Sums = Ints;
 #ifdef __AVX512VNNI__
-    static constexpr int kMaxQuads = 1 << 30;
-    CASTIRON_INLINE void add_to(Sums& s, Weights w, Quad x) { s.v = _mm512_dpbusd_epi32(s.v, w.v, x.v); }
-    CASTIRON_INLINE Ints widen(Sums s) { return s; }
+    CASTIRON_INLINE void add_to(Ints& s, Weights w, Quad x) { s.v = _mm512_dpbusd_epi32(s.v, w.v, x.v); }
+    CASTIRON_INLINE Ints widen(Ints s) { return s; }
 #else
-    // Quads whose sums of pairs fit into int16.
-    static constexpr int kMaxQuads = 32767 / (kLargest * 127 * 2);
-    CASTIRON_INLINE void add_to(Sums& s, Weights w, Quad x) {
-        s.v = _mm512_add_epi16(s.v, _mm512_maddubs_epi16(w.v, x.v));
+    // Sums of pairs in int16. What comes in between may wrap around: the sum of a chunk fits.
+    CASTIRON_INLINE void add_to(Ints& s, Weights w, Quad x) {
+        add_words(s.v, _mm512_maddubs_epi16(w.v, x.v));
     }
-    CASTIRON_INLINE Ints widen(Sums s) { return {_mm512_madd_epi16(s.v, _mm512_set1_epi16(1))}; }
+    CASTIRON_INLINE Ints widen(Ints s) { return {_mm512_madd_epi16(s.v, _mm512_set1_epi16(1))}; }
 #endif
 };
 
 #ifdef __AVX512VNNI__
-inline constexpr int32_t kInt8Zero = 128;
-struct Int8Dot : UnsignedDot<255> {
+struct Int8Dot : UnsignedDot {
     CASTIRON_INLINE Weights load(const std::byte* p) {
         return {_mm512_xor_si512(load_ints(p).v, _mm512_set1_epi8(static_cast<char>(0x80)))};
     }
 };
 #else
-inline constexpr int32_t kInt8Zero = 0;
 // |w| * (sign of w) x: a pair of products is at most 2 * 128 * 127, within int16.
 struct Int8Dot {
     struct Weights {
         Ints magnitudes;
         __mmask64 negative;
     };
-    using Sums = Ints;
-    static constexpr int kMaxQuads = 1 << 30;
     CASTIRON_INLINE Weights load(const std::byte* p) {
         const __m512i w = load_ints(p).v;
         return {{_mm512_abs_epi8(w)}, _mm512_movepi8_mask(w)};
     }
-    CASTIRON_INLINE void add_to(Sums& s, const Weights& w, Quad x) {
+    CASTIRON_INLINE void add_to(Ints& s, const Weights& w, Quad x) {
         const __m512i turned = _mm512_mask_sub_epi8(x.v, w.negative, _mm512_setzero_si512(), x.v);
         const __m512i pairs = _mm512_maddubs_epi16(w.magnitudes.v, turned);
-        s.v = _mm512_add_epi32(s.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+        add_ints(s.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
     }
-    CASTIRON_INLINE Ints widen(Sums s) { return s; }
+    CASTIRON_INLINE Ints widen(Ints s) { return s; }
 };
 #endif

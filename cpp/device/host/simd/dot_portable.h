@@ -11,27 +11,34 @@ CASTIRON_INLINE Quad load_quad(const std::byte* p) {
     return q;
 }
 
-inline constexpr int kDotPanels = 2;
-inline constexpr int kInt8Rows = 12, kNibbleRows = 12;
-inline constexpr int32_t kInt8Zero = 128;
+// Where sums start (Rounding): the same for all outputs.
+CASTIRON_INLINE Ints load_start(const std::byte* p) {
+    int32_t start;
+    __builtin_memcpy(&start, p, 4);
+    return set1_int(start);
+}
 
-// Weights are unsigned, at most kLargest; activations within ±127.
-template <int kLargest>
+inline constexpr int32_t kInt8Zero = 128;
+inline constexpr bool kPairedSums = false;
+inline constexpr int kInt8Rows = 8, kNibbleRows = 8;
+inline constexpr int dot_panels(int rows) {
+    return rows <= 2 ? 4 : 2;
+}
+
+// Weights are unsigned; activations within ±127.
 struct UnsignedDot {
     using Weights = Ints;
-    using Sums = Ints;
-    static constexpr int kMaxQuads = 1 << 30;
-    CASTIRON_INLINE void add_to(Sums& s, const Weights& w, Quad x) {
+    CASTIRON_INLINE void add_to(Ints& s, const Weights& w, Quad x) {
         uint8_t bytes[64];
         __builtin_memcpy(bytes, w.v, 64);
         for (int o = 0; o < 16; ++o) {
             for (int i = 0; i < 4; ++i) s.v[o] += bytes[o * 4 + i] * x.v[i];
         }
     }
-    CASTIRON_INLINE Ints widen(Sums s) { return s; }
+    CASTIRON_INLINE Ints widen(Ints s) { return s; }
 };
 
-struct Int8Dot : UnsignedDot<255> {
+struct Int8Dot : UnsignedDot {
     CASTIRON_INLINE Weights load(const std::byte* p) {
         uint8_t bytes[64];
         __builtin_memcpy(bytes, p, 64);

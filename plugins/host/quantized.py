@@ -1,0 +1,120 @@
+"""Products with quantized matrices: which kernel arithmetic an op's formats ask for."""
+
+from __future__ import annotations
+
+from ..reading import rounding_attrs
+from ..tactic import (
+    Attr,
+    Context,
+    Lowering,
+    Op,
+    Quant,
+    Tactic,
+    WeightUse,
+    element_count,
+)
+from .kernels import host_call
+
+#: Operations per second of integer and of float products on a small machine, and bits of a code: for the
+#: ranking of tactics alone.
+_INTEGER_OPS = 2.5e11
+_FLOAT_OPS = 1.2e11
+_BITS = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
+#: Inputs that share a scale where activations are rounded because integers are faster, unasked.
+AUTO_GROUP = 32
+
+
+def rounding(op: Op, context: Context, quant: Quant | None) -> dict[str, Attr]:
+    """``x_format``, ``x_group`` and ``x_scale`` as the kernel takes them.
+
+    Float32 builds leave activations alone. A rounding that the model declares is kept; where weights alone
+    are quantized, ``Context.activations`` decides: int8 in groups of 32 if their codes multiply as integers.
+    """
+    declared = rounding_attrs(op)
+    if context.half == "f32":
+        return {"x_format": "float"}
+    if declared is not None:
+        return declared
+    if context.activations == "auto" and quant is not None and _integers(quant):
+        return {"x_format": "int8", "x_group": AUTO_GROUP}
+    return {"x_format": "float"}
+
+
+def _integers(quant: Quant) -> bool:
+    nested = quant.group % AUTO_GROUP == 0 or (AUTO_GROUP % quant.group == 0 and quant.group % 4 == 0)
+    return quant.format != "fp8" and nested
+
+
+def _uses(parts: tuple[str, ...], quant: Quant) -> tuple[list[WeightUse], dict[str, Attr]]:
+    uses = [WeightUse(parts, "codes"), WeightUse(parts, "scales")]
+    if quant.has_offset:
+        uses.append(WeightUse(parts, "offsets"))
+    if quant.columns is not None:
+        uses.append(WeightUse(parts, "columns"))
+    return uses, {
+        "group": quant.group,
+        "has_offsets": quant.has_offset,
+        "has_columns": quant.columns is not None,
+    }
+
+
+def _fits(op: Op, context: Context) -> bool:
+    x, w = op.required(0), op.required(1)
+    return len(x.shape) == 2 and not x.constant and w.quant is not None
+
+
+def _linear(op: Op, context: Context) -> Lowering:
+    x, w = op.required(0), op.required(1)
+    bias, residual = op.input(2), op.input(3)
+    assert w.quant is not None  # _fits
+    weights, attrs = _uses((w.name,), w.quant)
+    if bias is not None:
+        weights.append(WeightUse((bias.name,), "vector"))
+    inputs = [x.name] if residual is None else [x.name, residual.name]
+    attrs |= {
+        "has_bias": bias is not None,
+        "has_residual": residual is not None,
+        "activation": str(op.attrs.get("activation", "none")),
+        "alpha": float(op.attrs.get("alpha", 1.0)),
+        **rounding(op, context, w.quant),
+    }
+    return Lowering((host_call("quantized_linear", inputs, [op.outputs[0].name], weights, attrs),))
+
+
+def _gated_fits(op: Op, context: Context) -> bool:
+    gate, up = op.required(1), op.required(2)
+    biases = [op.input(3), op.input(4)]
+    return _fits(op, context) and gate.quant == up.quant and (biases[0] is None) == (biases[1] is None)
+
+
+def _gated(op: Op, context: Context) -> Lowering:
+    x, gate, up = op.required(0), op.required(1), op.required(2)
+    gate_bias, up_bias = op.input(3), op.input(4)
+    assert gate.quant is not None  # _fits
+    weights, attrs = _uses((gate.name, up.name), gate.quant)
+    has_bias = gate_bias is not None and up_bias is not None
+    if gate_bias is not None and up_bias is not None:
+        weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
+    attrs |= {
+        "has_bias": has_bias,
+        "activation": str(op.attrs["activation"]),
+        **rounding(op, context, gate.quant),
+    }
+    return Lowering((host_call("quantized_gated_linear", [x.name], [op.outputs[0].name], weights, attrs),))
+
+
+def _cost(op: Op, context: Context, tokens: int) -> float:
+    """The larger of arithmetic and reading the codes once."""
+    quant = op.required(1).quant
+    assert quant is not None  # _fits
+    matrices = [o for o in op.inputs if o is not None and o.quant is not None]
+    weights = sum(element_count(o.shape, tokens) for o in matrices)
+    integers = rounding(op, context, quant)["x_format"] == "int8"
+    arithmetic = 2.0 * tokens * weights / (_INTEGER_OPS if integers else _FLOAT_OPS)
+    return max(arithmetic, weights * _BITS[quant.format] / 8 / context.target.bandwidth)
+
+
+TACTICS = (
+    Tactic("host.quantized_linear", "castiron.Linear", "host", _fits, _linear, _cost),
+    Tactic("host.quantized_gated_linear", "castiron.GatedLinear", "host", _gated_fits, _gated, _cost),
+)
