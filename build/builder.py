@@ -75,7 +75,9 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
 
         takeovers = [module for plugin in plugins for module in plugin.modules]
         captured = capture(checkpoint, max_seq_len=limits.max_seq_len, takeovers=takeovers)
-    quantized = quantize(checkpoint, captured, options.quantization, limits.max_seq_len, phases)
+    quantized = quantize(
+        checkpoint, captured, options.quantization, limits.max_seq_len, options.dtype, phases
+    )
     with phases("rewrite graph"):
         model, passes = _rewrite(captured.model, limits, options, plugins, quantized.plan)
     with phases("lower"):

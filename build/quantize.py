@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import onnx
@@ -53,16 +53,18 @@ def quantize(
     captured: Capture,
     options: QuantizationOptions,
     max_seq_len: int,
+    dtype: str,
     phases: Phases,
 ) -> Quantized:
     """The plan: of the options, else what a quantized checkpoint says of itself.
 
-    Raises BuildError for a recipe over a checkpoint that is quantized already.
+    An engine of dtype float32 leaves activations alone: it shows what the weights alone cost. Raises
+    BuildError for a recipe over a checkpoint that is quantized already.
     """
     own = captured.quantization
     tool = None if checkpoint.quantization is None else checkpoint.quantization.description
     if not options.wanted:
-        return Quantized(own, None, tool)
+        return Quantized(_for_dtype(own, dtype), None, tool)
     if tool is not None and options.recipe is not None:
         raise BuildError(
             f"{checkpoint.source} is quantized already ({tool}) and is built as it is; leave out --quantize "
@@ -82,7 +84,16 @@ def quantize(
         phases.progress.note("calibration results of an earlier build of this checkpoint were used again")
     linears = {**own.linears, **found.plan.linears}
     kv = found.plan if options.kv_cache != "auto" else own
-    return Quantized(QuantPlan(linears, kv.kv_format, kv.kv_scales), found, tool)
+    return Quantized(_for_dtype(QuantPlan(linears, kv.kv_format, kv.kv_scales), dtype), found, tool)
+
+
+def _for_dtype(plan: QuantPlan, dtype: str) -> QuantPlan:
+    if dtype != "float32":
+        return plan
+    linears = {
+        name: replace(linear, x_format="", x_group=0, x_scale=0.0) for name, linear in plan.linears.items()
+    }
+    return replace(plan, linears=linears)
 
 
 def section(

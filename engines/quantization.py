@@ -76,3 +76,11 @@ class Quantization(Schema):
     #: Products by falling error; empty where no calibration ran.
     worst_layers: Annotated[list[LayerError], Field(max_length=4096)] = Field(default_factory=list)
     suggestion: Text = ""
+
+    @property
+    def activation_bits(self) -> int:
+        """Bits of the narrowest format that inputs of products are rounded to; 16 where they are not."""
+        found = {share.activations.partition(",")[0] for share in self.weights}
+        if found & {"nvfp4", "mxfp4"}:
+            return 4
+        return 8 if found - {""} else 16

@@ -102,7 +102,9 @@ class _Verifier:
         self.runner = runner
         self.probe = Probe(runner.core, runner.make_params)
         self.progress = progress
-        self.tolerance = tolerance_for(engine.manifest.model.dtype, runner.choice)
+        quantization = engine.manifest.quantization
+        bits = 16 if quantization is None else quantization.activation_bits
+        self.tolerance = tolerance_for(engine.manifest.model.dtype, runner.choice, bits)
         self.max_seq_len = engine.manifest.limits.max_seq_len
         #: Columns that exist in the tokenizer: only these are ever sampled.
         self.used = engine.manifest.special_tokens.vocab_size_used
