@@ -19,6 +19,7 @@ from .options import QuantizationOptions
 from .products import Quantizer, group_plans, part_name, quantize_plainly, without_excluded
 from .recipes import HEAD, Recipe, Scheme, recipe_named
 from .running import CacheWatch, attention_by_sequence
+from .sensitivity import assign, available_bytes, check_memory
 from .sites import InputGroup, Site, find_sites, input_groups, replaced
 from .store import Store, cache_folder, key_of
 from .texts import (
@@ -67,7 +68,7 @@ def calibrate(
     """
     options.check()
     recipe = None if options.recipe is None else recipe_named(options.recipe)
-    source = SourceModel(checkpoint, max_seq_len=max_seq_len)
+    source = _source(checkpoint, options, max_seq_len)
     groups = input_groups(source.model, find_sites(source.model, checkpoint))
     excluded: list[str] = []
     schemes: dict[InputGroup, Scheme] = {}
@@ -78,7 +79,8 @@ def calibrate(
             groups = [group for group in groups if not group.is_head]
         groups, excluded = without_excluded(groups, options.exclude)
         schemes = {group: HEAD if group.is_head else recipe.scheme for group in groups}
-    needs_text = options.kv_cache != "auto" or any(scheme.needs_text for scheme in schemes.values())
+    needs_text = options.kv_cache != "auto" or options.auto_bits is not None
+    needs_text |= any(scheme.needs_text for scheme in schemes.values())
     windows = _windows(checkpoint, options) if needs_text else None
     if windows is not None and windows.ids.shape[1] > max_seq_len:
         raise BuildError(
@@ -93,9 +95,21 @@ def calibrate(
     store = Store(cache_folder() / key_of(checkpoint, facts))
     record = store.record()
     resumed = record is not None
+    if recipe is not None and options.auto_bits is not None:
+        assert windows is not None
+        upgraded = None if record is None else set(record["upgraded"])
+        if upgraded is None:
+            start("find sensitive layers", None)
+            mixed = assign(source, [g for g in groups if not g.is_head], recipe, options.auto_bits, windows)
+            upgraded = {group.sites[0].name for group, scheme in mixed.items() if scheme is recipe.upgrade}
+        assert recipe.upgrade is not None
+        for group in groups:
+            if group.sites[0].name in upgraded:
+                schemes[group] = recipe.upgrade
     if record is None:
         start("calibrate", len(groups) + (1 if options.kv_cache != "auto" else 0))
         record = _run(source, groups, schemes, store, windows, options, advance)
+        record["upgraded"] = [g.sites[0].name for g in groups if recipe and schemes[g] is recipe.upgrade]
         store.finish(record)
     return Calibration(
         plan=_plan(store, groups, schemes, record, options),
@@ -169,6 +183,14 @@ def _plan(
             linears.update(group_plans([site], schemes[group], refs, scale))
     kv = {int(layer): CacheScales(tuple(k), tuple(v)) for layer, (k, v) in record["kv"].items()}
     return QuantPlan(linears, options.kv_cache, kv if options.kv_cache != "auto" else {})
+
+
+def _source(checkpoint: Checkpoint, options: QuantizationOptions, max_seq_len: int) -> SourceModel:
+    if options.auto_bits is None:
+        return SourceModel(checkpoint, max_seq_len=max_seq_len)
+    source = SourceModel(checkpoint, max_seq_len=max_seq_len, whole_model_bytes=available_bytes() * 2 // 3)
+    check_memory(source)
+    return source
 
 
 def _windows(checkpoint: Checkpoint, options: QuantizationOptions) -> Windows:

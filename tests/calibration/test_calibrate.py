@@ -229,3 +229,34 @@ def test_sequences_longer_than_the_engines_are_refused(checkpoint: Checkpoint) -
 def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         QuantizationOptions(**options).check()
+
+
+def test_mixed_precision_keeps_its_budget_and_costs_less(checkpoint: Checkpoint) -> None:
+    four = run(checkpoint, recipe="int4-awq")
+    mixed = run(checkpoint, recipe="int4-awq", auto_bits=6.0)
+    sizes = {name: np.prod(checkpoint.info(name).shape) for name in mixed.plan.linears}
+    del sizes["model.embed_tokens.weight"]
+    bits = {name: 8.0 if mixed.plan.linears[name].format == "int8" else 4.5 for name in sizes}
+    assert sum(bits[name] * size for name, size in sizes.items()) <= 6.0 * sum(sizes.values())
+    assert 4.5 < np.mean(list(bits.values())) < 8
+    # products that share an input share a format, so that they can be fused
+    for names in (("q", "k", "v"), ("gate", "up")):
+        part = "self_attn" if len(names) == 3 else "mlp"
+        assert len({bits[f"model.layers.0.{part}.{name}_proj.weight"] for name in names}) == 1
+    ids = np.arange(60) % 256
+    source = SourceModel(checkpoint, max_seq_len=MAX_SEQ_LEN)
+    wanted = source.logits(ids, np.arange(60))
+    errors = [
+        np.square(QuantizedModel(source, checkpoint, found.plan).logits(ids, np.arange(60)) - wanted).mean()
+        for found in (four, mixed)
+    ]
+    assert errors[1] < errors[0]
+    assert run(checkpoint, recipe="int4-awq", auto_bits=6.0).plan == mixed.plan
+
+
+def test_mixed_precision_of_a_model_that_does_not_fit_is_refused_with_numbers(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("castiron.calibration.sensitivity.available_bytes", lambda: 1000)
+    with pytest.raises(BuildError, match=r"needs about .* GB of memory.*--exclude"):
+        run(checkpoint, recipe="int4-awq", auto_bits=6.0)
