@@ -137,7 +137,8 @@ def _report(name: str, naive: bool, found: dict[str, Any]) -> None:
     print(
         f"{label:24s} {found['bits']:5.2f} bits  perplexity {found['perplexity']:8.4f} "
         f"{found['increase']:+8.3%} ± {found['error']:.3%}  KL {found['kl']:.5f}  top-1 {found['top1']:.2%}  "
-        f"built in {found['seconds']:.0f} s ({found['cpu']:.0f} s of CPU), peak {found['peak_rss'] / 2**20:,.0f} MiB",
+        f"built in {found['seconds']:.0f} s ({found['cpu']:.0f} s of CPU), peak "
+        f"{found['peak_rss'] / 2**20:,.0f} MiB",
         flush=True,
     )
     print(json.dumps({"recipe": name, "naive": naive, **found}), flush=True)
