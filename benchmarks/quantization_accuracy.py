@@ -5,8 +5,9 @@
 
 The source model's logits are computed once and kept in --work as float16 (tokens x vocabulary). Each recipe
 is built for host with the default calibration text, and the engine's own logits are compared. ``NAME:kv=fp8``
-adds a quantized cache. ``--naive`` also measures the recipe's twin: the same formats by their plain
-definitions, rounded to the nearest, without calibration beyond the ranges of activations.
+adds a quantized cache; ``none@FILE`` builds another checkpoint, a GGUF say, as it is. ``--naive`` also
+measures the recipe's twin: the same formats by their plain definitions, rounded to the nearest, without
+calibration beyond the ranges of activations.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _source_logits(model: Path, windows: Windows, work: Path) -> np.ndarray[Any,
 def _measure(
     name: str, naive: bool, windows: Windows, source: np.ndarray[Any, Any], given: argparse.Namespace
 ) -> dict[str, Any]:
+    name, _, model = name.partition("@")
     recipe, _, extra = name.partition(":")
     options = QuantizationOptions(
         recipe=None if recipe == "none" else recipe,
@@ -93,7 +95,7 @@ def _measure(
             RECIPES[recipe] = _plain(RECIPES[recipe])
             Scales.search = lambda self, weight, importance: self.start(weight)  # type: ignore[method-assign]
         report = build(
-            given.model,
+            model or given.model,
             folder,
             BuildOptions(
                 dtype=given.dtype,
