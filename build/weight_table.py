@@ -17,7 +17,14 @@ from ..plugins.tactic import QuantizedRole
 from ..plugins.targets import Family
 from .packed import Packed
 from .packing import PackedSource
-from .packing_quantized import BlockScaleSource, CodeSource, ColumnSource, RowScaleSource, ScaleSource
+from .packing_quantized import (
+    BlockScaleSource,
+    CodeSource,
+    ColumnSource,
+    RowScaleSource,
+    ScaleSource,
+    stored_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,13 @@ def _quantized(name: str, exprs: list[WeightExpr], role: QuantizedRole, *, panel
         raise BuildError(f"weight {name!r} is not quantized; a tactic asks for its {role}")
     if role == "codes":
         return CodeSource(name, parts, panels=panels)
+    scales = [part.scale for part in parts]
+    offsets = [part.offset for part in parts]
     if role == "scales":
-        return ScaleSource(name, [part.scale for part in parts], panels=panels)
+        # Host's kernels read scales and offsets of one type; those for rows are compiled for each scale type.
+        numbers = [*scales, *(offset for offset in offsets if offset is not None)]
+        wide = panels and any(stored_dtype(expr) != "f16" for expr in numbers)
+        return ScaleSource(name, scales, panels=panels, wide=wide)
     if role == "block_scales":
         return BlockScaleSource(name, parts)
     if role == "row_scales":
@@ -97,7 +109,6 @@ def _quantized(name: str, exprs: list[WeightExpr], role: QuantizedRole, *, panel
         if columns is None:
             raise BuildError(f"weight {name!r} has its columns in order; a tactic asks for their order")
         return ColumnSource(name, columns)
-    offsets = [part.offset for part in parts]
     if all(offset is None for offset in offsets):
         raise BuildError(f"weight {name!r} has no offsets; a tactic asks for them")
     filled = [
@@ -105,7 +116,8 @@ def _quantized(name: str, exprs: list[WeightExpr], role: QuantizedRole, *, panel
         for offset, part in zip(offsets, parts, strict=True)
     ]
     # Kernels for rows are compiled for float32 offsets.
-    return ScaleSource(name, filled, panels=panels, wide=not panels)
+    wide = not panels or any(stored_dtype(scale) != "f16" for scale in scales)
+    return ScaleSource(name, filled, panels=panels, wide=wide)
 
 
 class WeightTable:
