@@ -34,6 +34,8 @@ class Tolerance:
     own: float
     #: A row whose golden top-1 leads by more than this · max(1, max |logit|) must have the same top-1.
     margin: float
+    #: Share of a prompt's rows, the worst, that count for none of the above.
+    outliers: float = 0.0
 
 
 TOLERANCES = {
@@ -43,18 +45,26 @@ TOLERANCES = {
 }
 
 
-def tolerance_for(dtype: str, choice: DeviceChoice | None, activation_bits: int = 16) -> Tolerance:
+def tolerance_for(
+    dtype: str, choice: DeviceChoice | None, activation_bits: int = 16, *, rounds_by_itself: bool = False
+) -> Tolerance:
     """The bounds for an engine of ``dtype`` on the device that runs it (None: the host's).
 
     ``activation_bits``: of the narrowest format that activations are rounded to. The golden outputs round
     them too, but a number near the middle between two codes may fall to either side for a difference in its
     last bits, and with four bits that is an error of up to a fourth of the number. The mean over many
     numbers, which KL shows, hardly moves; single logits do.
+    ``rounds_by_itself``: the program rounds activations to int8 where the golden outputs do not (the build's
+    ``activations="auto"``). Text answers to that as to a little noise, but a few positions of random tokens
+    are switches: the second of forty may or may not become a sink of attention on SmolLM2, and all that look
+    at it move by a third of their spread. A wrong kernel moves everything by its whole spread.
     """
     tolerance = TOLERANCES[dtype]
-    if activation_bits <= 4:
+    if activation_bits <= 4 or rounds_by_itself:
         wide = max(tolerance.max_abs, 0.5)
         tolerance = replace(tolerance, max_abs=wide, relative=max(tolerance.relative, 0.25), margin=wide)
+    if rounds_by_itself:
+        tolerance = replace(tolerance, outliers=0.05, relative=0.5, mean_kl=0.2)
     if choice is None or choice.gpu is None:
         return tolerance
     return replace(tolerance, own=tolerance.max_abs)

@@ -79,6 +79,12 @@ _POSITIVE = click.IntRange(min=1)
     help="A plugin file (docs/plugins.md): its ops, patterns and tactics take part; may be repeated.",
 )
 @quantization_options
+@click.option(
+    "--activations",
+    type=click.Choice(["auto", "full"]),
+    default="auto",
+    help="auto: on host, products with weights of 8 or 4 bits may round their inputs to int8; full: never.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an engine that is already there.")
 @click.option(
     "--verify",

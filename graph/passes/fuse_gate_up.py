@@ -8,6 +8,7 @@ from .rewriter import (
     PassContext,
     Rewriter,
     Tensor,
+    codes_of,
     last_axis_range,
     optional_input,
     produced_by,
@@ -41,6 +42,7 @@ def _fuse(rewriter: Rewriter, node: Node, activation: Node, up: Tensor) -> bool:
         or up_half is None
         or gate_half.x is not up_half.x
         or rounding_of(gate_half.linear) != rounding_of(up_half.linear)
+        or codes_of(gate_half.linear.inputs[1]) != codes_of(up_half.linear.inputs[1])
         or gate_half.width != up_half.width
     ):
         return False

@@ -11,6 +11,7 @@ from .rewriter import (
     PassContext,
     Rewriter,
     Tensor,
+    codes_of,
     dtype_name,
     optional_input,
     producer,
@@ -45,8 +46,15 @@ def fuse_qkv(rewriter: Rewriter, ctx: PassContext) -> int:
 
 
 def _alike(node: Node, first: Node) -> bool:
-    """Whether both products read the same x and round it in the same way."""
-    return node.inputs[0] is first.inputs[0] and rounding_of(node) == rounding_of(first)
+    """Whether both products read the same x, round it in the same way and have weights held alike.
+
+    One matrix of mixed codes would have to be packed as the numbers that they stand for.
+    """
+    return (
+        node.inputs[0] is first.inputs[0]
+        and rounding_of(node) == rounding_of(first)
+        and codes_of(node.inputs[1]) == codes_of(first.inputs[1])
+    )
 
 
 def _sources(rewriter: Rewriter, write: Node) -> list[Tensor]:

@@ -105,6 +105,16 @@ def rounding_of(node: Node) -> dict[str, Any]:
     return {name: node.attrs[name] for name in ("x_format", "x_group", "x_scale") if name in node.attrs}
 
 
+def codes_of(weight: Tensor) -> tuple[str, int] | None:
+    """(format, group) of a weight expression that is a quantized matrix, perhaps cut or rearranged."""
+    node = producer(weight)
+    while node is not None and node.op in ("Gather", "Slice", "Split", "Concat", "Reshape", "Identity"):
+        node = producer(node.inputs[0])
+    if node is None or node.op != "Dequantize" or node.domain != CASTIRON:
+        return None
+    return str(node.attrs["format"]), int(node.attrs["group"])
+
+
 def dtype_name(tensor: Tensor) -> str:
     """Numpy name of the element type ("float32", "int64", "bfloat16" ...)."""
     dtype = tensor.dtype
