@@ -48,6 +48,17 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
     return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
 
+def _scale(original: Any) -> Any:
+    """The scales of a scaled product as numbers, also those of NVFP4, which are float8."""
+
+    def scale(handle: Any, compute_type: Any) -> Any:
+        if handle.dtype.scalar == tl.float8e4nv:
+            return _as_numbers(handle)
+        return original(handle, compute_type)
+
+    return scale
+
+
 def _cast(original: Any) -> Any:
     """The interpreter's cast, but to the nearest bfloat16 (ties to even), as GPUs do; it truncates."""
 
@@ -106,12 +117,13 @@ def _numpy_type(original: Any) -> Any:
 def interpreting() -> Iterator[None]:
     """Inside, jit functions that call each other run as Python, and products of bfloat16 are right."""
     dot, cast, call = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl, JITFunction.__call__
-    numpy_type = interpreter._get_np_dtype
+    numpy_type, scale = interpreter._get_np_dtype, interpreter._dot_scaled_scale_to_f32
     arithmetic = {name: getattr(InterpreterBuilder, name) for name in _ARITHMETIC}
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = _dot, _cast(cast)
     for name, original in arithmetic.items():
         setattr(InterpreterBuilder, name, _bfloat16_too(original, InterpreterBuilder.cast_impl))
     JITFunction.__call__, interpreter._get_np_dtype = _call, _numpy_type(numpy_type)
+    interpreter._dot_scaled_scale_to_f32 = _scale(scale)
     # The interpreter patches the modules that a function's globals hold; once for all functions here, because
     # patching at each call takes longer than the kernels do.
     scope = interpreter._patch_lang(FunctionType(_call.__code__, {"tl": tl, "core": tl.core}))
@@ -123,7 +135,7 @@ def interpreting() -> Iterator[None]:
         InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl, JITFunction.__call__ = dot, cast, call
         for name, original in arithmetic.items():
             setattr(InterpreterBuilder, name, original)
-        interpreter._get_np_dtype = numpy_type
+        interpreter._get_np_dtype, interpreter._dot_scaled_scale_to_f32 = numpy_type, scale
 
 
 def interpret(

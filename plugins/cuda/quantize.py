@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..launch import KernelLaunch, Param, TritonKernel, row_stride, value, weight
-from ..tactic import Call, Context, Dim, Operand, WeightUse
+from ..launch import KernelLaunch, Param, TritonKernel, When, row_stride, value, weight
+from ..tactic import Call, Context, Operand, WeightUse
 from .kernels.quantize import quantize_fp4_rows, quantize_rows
 from .quantized_form import QuantizedForm
 from .types import blocks_over, next_power_of_two, pointer
@@ -33,12 +33,17 @@ class RoundedInput:
     call: Call | None = None
 
 
-def rounded_input(x: Operand, y: str, form: QuantizedForm, context: Context, use: WeightUse) -> RoundedInput:
-    """What the product ``y`` reads in the place of x, in its form. ``use``: the weight's columns."""
+def rounded_input(
+    x: Operand, y: str, form: QuantizedForm, context: Context, use: WeightUse, when: When | None = None
+) -> RoundedInput:
+    """What the product ``y`` reads in the place of x, in its form.
+
+    ``use``: the weight's columns. ``when``: the row counts that it is wanted for, if not all.
+    """
     if form.x_storage == "as it is" and form.quant.columns is None:
         return RoundedInput(x)
     if form.x_format in _BLOCKS:
-        return float4_input(x, y, form, context, use, codes=False)
+        return float4_input(x, y, form, context, use, when, codes=False)
     columns = form.quant.columns is not None
     stride = -(-form.inputs // _ALIGNMENT) * _ALIGNMENT
     dtype: Literal["bf16", "f16", "f32", "i8", "f8e4m3"] = context.half
@@ -84,12 +89,19 @@ def rounded_input(x: Operand, y: str, form: QuantizedForm, context: Context, use
         Param("f32", form.x_scale),
     )
     made = (out,) if scales is None else (out, scales)
-    call = _call("quantize", x, made, use if columns else None, kernel, args, x.shape[0])
+    call = _call("quantize", x, made, use if columns else None, kernel, args, when)
     return RoundedInput(out, scales, None, made, call)
 
 
 def float4_input(
-    x: Operand, y: str, form: QuantizedForm, context: Context, use: WeightUse, *, codes: bool
+    x: Operand,
+    y: str,
+    form: QuantizedForm,
+    context: Context,
+    use: WeightUse,
+    when: When | None,
+    *,
+    codes: bool,
 ) -> RoundedInput:
     """x rounded to float4 in blocks: as ``codes`` with block scales, or as numbers in half precision."""
     columns = form.quant.columns is not None
@@ -141,7 +153,7 @@ def float4_input(
         Param("f32", form.x_scale or 1.0),
     )
     made = tuple(operand for operand in (out, scales, block_scales) if operand is not None)
-    call = _call("quantize", x, made, use if columns else None, kernel, args, rows)
+    call = _call("quantize", x, made, use if columns else None, kernel, args, when)
     return RoundedInput(out, scales, block_scales, made, call)
 
 
@@ -152,9 +164,9 @@ def _call(
     columns: WeightUse | None,
     kernel: TritonKernel,
     args: tuple[Param, ...],
-    rows: Dim,
+    when: When | None,
 ) -> Call:
-    launch = KernelLaunch(kernel, (blocks_over(rows, 1),), args)
+    launch = KernelLaunch(kernel, (blocks_over(x.shape[0], 1),), args, when)
     outputs = [operand.name for operand in made]
     uses = () if columns is None else (columns,)
     return Call(name, [x.name], outputs, uses, {}, (launch,), takes_views=True)

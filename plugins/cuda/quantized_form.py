@@ -14,6 +14,7 @@ XStorage = Literal["as it is", "codes", "values", "rounded"]
 #: Fewest inputs of a step, by what is multiplied: words hold quarters of 16 inputs or more.
 _LEAST_STEP = {"half": 16, "int8": 32, "fp8": 32}
 _WORDS = ("int4", "fp4")
+_BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
 _RUN = {"int4": 32, "fp4": 16}
 
 
@@ -27,7 +28,9 @@ class QuantizedForm:
         x_storage: what a kernel before the product makes of x.
         x_format, x_group, x_scale: of the op.
         group: inputs that share a scale of weights, at most K.
-        most_step: inputs that a step may take for sums to lie inside one group; 0: any number.
+        inputs: K.
+        scaled: with many rows float4 meets float4 in the matrix unit, which applies the scales of blocks;
+            what the others say is then about few rows.
     """
 
     quant: Quant
@@ -41,6 +44,7 @@ class QuantizedForm:
     x_scale: float
     group: int
     inputs: int
+    scaled: bool = False
 
     @property
     def packed(self) -> bool:
@@ -81,6 +85,8 @@ def form_of(op: Op, context: Context) -> QuantizedForm | None:
     x_group = int(op.attrs.get("x_group", 0))
     x_group = x_group if 0 < x_group < inputs else 0
     x_scale = float(op.attrs.get("x_scale", 0.0))
+    if quant.columns is not None and (x_format in _BLOCK_FORMATS or x_group):
+        return None  # groups of x are of its own order, not of the codes'
     math = _math(quant, x_format, context.target)
     if math != "half" and not all(_is_step(size, inputs, 32) for size in (group, x_group or inputs)):
         math = "half"
@@ -92,14 +98,18 @@ def form_of(op: Op, context: Context) -> QuantizedForm | None:
     if x_format:
         dynamic = x_scale == 0
         storage = "codes" if math != "half" else "values"
-        if math == "half" and (x_format in ("nvfp4", "mxfp4", "mxfp8") or (x_group and dynamic)):
+        if math == "half" and (x_format in _BLOCK_FORMATS or (x_group and dynamic)):
             storage = "rounded"
         if storage == "rounded":
             x_scales = "rows" if x_format == "nvfp4" and dynamic else "none"
         elif dynamic:
             x_scales = "sums" if x_group else "rows"
     few, many = _scales(quant, group, inputs, math)
-    return QuantizedForm(quant, math, few, many, x_scales, storage, x_format, x_group, x_scale, group, inputs)
+    blocks = {"nvfp4": "e4m3", "mxfp4": "e8m0"}.get(x_format)
+    scaled = few == blocks and context.target.compute_capability >= 100
+    return QuantizedForm(
+        quant, math, few, many, x_scales, storage, x_format, x_group, x_scale, group, inputs, scaled
+    )
 
 
 def _quant_of(op: Op) -> Quant | None:

@@ -10,9 +10,10 @@ from ..launch import Grid, KernelLaunch, Param, TritonKernel, When, row_stride, 
 from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.linear import linear_reduce
 from .kernels.quantized_linear import quantized_stream, quantized_tile
-from .quantize import RoundedInput, rounded_input
+from .kernels.scaled_linear import scaled_tile
+from .quantize import RoundedInput, float4_input, rounded_input
 from .quantized_form import QuantizedForm, form_of, matrices
-from .quantized_tiles import product_of, quantized_classes, quantized_stream_tile
+from .quantized_tiles import product_of, quantized_classes, quantized_stream_tile, scaled_classes
 from .reference_ops import gated_linear, linear
 from .tiles import STREAM_ROWS, Product, RowClass
 from .types import blocks_over, count, next_power_of_two, pointer, symbol
@@ -24,12 +25,17 @@ Arguments = Mapping[str, tuple[str, Param]]
 
 @dataclass(frozen=True)
 class _Product:
-    """One product with its operands and its epilogue. ``uses``: the weights by role, in the call's order."""
+    """One product with its operands and its epilogue.
+
+    ``x``, ``many_x``: what it reads with few rows and with many. ``uses``: the weights by role, in the call's
+    order.
+    """
 
     form: QuantizedForm
     shape: Product
     context: Context
     x: RoundedInput
+    many_x: RoundedInput
     y: Operand
     residual: Operand | None
     uses: Mapping[str, WeightUse]
@@ -55,7 +61,10 @@ class _Product:
         return Operand(f"{self.y.name}.partials", (max(sums, default=0), self.shape.n * self.shape.matrices))
 
     def classes(self) -> tuple[RowClass, ...]:
-        classes = quantized_classes(self.context.target, self.shape, self.form, self.most_rows)
+        if self.form.scaled:
+            classes = scaled_classes(self.shape, self.most_rows)
+        else:
+            classes = quantized_classes(self.context.target, self.shape, self.form, self.most_rows)
         return classes if isinstance(self.rows, str) else classes[-1:]
 
     def epilogue(self) -> dict[str, Any]:
@@ -166,7 +175,38 @@ def _stream(product: _Product) -> KernelLaunch:
     return _launch(product, quantized_stream, arguments, constants, grid, rows, tile.warps, tile.stages)
 
 
+def _scaled(product: _Product, of_class: RowClass) -> KernelLaunch:
+    tile, form, read = of_class.tile, product.form, product.many_x
+    assert read.block_scales is not None
+    given = dict(product.arguments(product.y))
+    given |= {
+        "x": (pointer(read.x.dtype), value(read.x.name)),
+        "x_blocks": (pointer("u8"), value(read.block_scales.name)),
+        "blocks": given["scales"],
+        "codes": ("*u8", given["codes"][1]),
+    }
+    if read.scales is not None:
+        given["x_scales"] = ("*fp32", value(read.scales.name))
+    names = ("x", "x_blocks", "x_scales", "codes", "blocks", "row_scales", "bias", "residual", "y", "rows")
+    constants = {
+        "K": form.inputs,
+        "GROUP": form.group,
+        "X_STRIDE": read.x.shape[1],
+        "X_SCALES": form.x_scales,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP_M": _GROUP_ROW_TILES,
+    }
+    arguments = {name: given[name] for name in (*names, "residual_stride", "x_scale")}
+    grid = blocks_over(product.rows, tile.block_m, -(-product.shape.n // tile.block_n))
+    rows = (of_class.low, of_class.high)
+    return _launch(product, scaled_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
+
+
 def _tiled(product: _Product, of_class: RowClass) -> tuple[KernelLaunch, ...]:
+    if product.form.scaled:
+        return (_scaled(product, of_class),)
     tile, rows = of_class.tile, (of_class.low, of_class.high)
     split = {"SPLITS": tile.splits, "SPLIT_ROWS": of_class.high if tile.splits > 1 else 1}
     constants = {
@@ -217,13 +257,20 @@ def _lower(op: Op, context: Context) -> Lowering:
     given = (op.input(3), op.input(4)) if gated else (op.input(2),)
     residual = None if gated else op.input(3)
     columns = WeightUse((w.name,), "columns")
-    x_read = rounded_input(x, y.name, form, context, columns)
+    few = many = None
+    if form.scaled and isinstance(x.shape[0], str):
+        few, many = When(symbol(x.shape[0]), 0, STREAM_ROWS), When(symbol(x.shape[0]), STREAM_ROWS + 1)
+    x_read = rounded_input(x, y.name, form, context, columns, few)
+    many_x = x_read
+    if form.scaled:
+        many_x = float4_input(x, y.name, form, context, columns, many, codes=True)
     x_bytes = 4 if x_read.x.dtype == "f32" else form.x_bytes
     product = _Product(
         form,
         product_of(form, int(w.shape[0]), gated, x_bytes),
         context,
         x_read,
+        many_x,
         y,
         residual,
         _uses(op, form, tuple(bias for bias in given if bias is not None)),
@@ -236,19 +283,21 @@ def _lower(op: Op, context: Context) -> Lowering:
     for rows in product.classes():
         launches += _tiled(product, rows)
     partials = (product.partials,) if product.partials.shape[0] else ()
-    read = [x_read.x.name, *([] if x_read.scales is None else [x_read.scales.name])]
+    inputs = [x_read] if many_x is x_read else [x_read, many_x]
+    made = [operand for read in inputs for operand in read.temporaries]
+    names = [operand.name for operand in made] or [x_read.x.name]
     call = Call(
         "quantized_gated_linear" if gated else "quantized_linear",
-        [*read, *([] if residual is None else [residual.name])],
+        [*names, *([] if residual is None else [residual.name])],
         [y.name, *(operand.name for operand in partials)],
         tuple(product.uses.values()),
         {"activation": product.activation, "alpha": product.alpha},
         tuple(launches),
         takes_views=True,
-        in_place=() if residual is None else ((0, len(read)),),
+        in_place=() if residual is None else ((0, len(names)),),
     )
-    before = () if x_read.call is None else (x_read.call,)
-    return Lowering((*before, call), (*x_read.temporaries, *partials))
+    before = [read.call for read in inputs if read.call is not None]
+    return Lowering((*before, call), (*made, *partials))
 
 
 def _fits(op: Op, context: Context) -> bool:

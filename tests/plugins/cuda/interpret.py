@@ -72,6 +72,10 @@ def run_call(
         assert len(names) == len(launch.args), f"{len(names)} parameters, {len(launch.args)} arguments"
         args = dict(zip(names, map(resolve, launch.args), strict=True))
         for name, argument in args.items():
+            # Words of codes are bytes to some kernels.
+            if kernel.types[name] == "*u8" and argument.dtype == torch.uint32:
+                args[name] = argument.view(torch.uint8)
+        for name, argument in args.items():
             _check_type(kernel, name, argument)
         grid = [dimension.blocks(counts, _MULTIPROCESSORS) for dimension in launch.grid]
         if 0 not in grid:

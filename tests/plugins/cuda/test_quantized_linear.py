@@ -82,6 +82,24 @@ def test_rounded_inputs_multiply_codes_exactly(
     check(outcome, 272)
 
 
+@pytest.mark.parametrize("rows", [3, 20, 100])
+@pytest.mark.parametrize(
+    ("group", "x_format", "options"),
+    [
+        (16, "nvfp4", {"target": "sm_100"}),
+        (16, "nvfp4", {"target": "sm_120", "x_scale": 0.002, "gated": True, "activation": "silu"}),
+        (32, "mxfp4", {"target": "sm_100", "half": "f16", "bias": True, "residual": True}),
+    ],
+    ids=str,
+)
+def test_float4_meets_float4_under_scales_of_blocks(
+    rows: int, group: int, x_format: str, options: dict[str, Any]
+) -> None:
+    outcome = run(rows, 40, 300, "fp4", group, x_format=x_format, **options)
+    assert outcome.ran == ["quantize_fp4_rows", "scaled_tile" if rows > 16 else "quantized_stream"]
+    check(outcome, 300)
+
+
 @pytest.mark.parametrize("rows", [1, 17])
 @pytest.mark.parametrize("x_format", ["int8", "fp8"])
 def test_weights_of_4_bits_take_inputs_of_8(rows: int, x_format: str) -> None:
@@ -128,12 +146,16 @@ def test_random_products_on_random_targets(seed: int) -> None:
 
 
 def test_what_no_kernel_takes_is_left_to_the_dense_product() -> None:
-    def accepted(quant: Quant | None) -> bool:
+    def accepted(quant: Quant | None, **attrs: Any) -> bool:
         x, w = Operand("x", ("T", 96), "bf16"), Operand("w", (8, 96), constant=True, quant=quant)
-        op = Op("castiron.Linear", (x, w), (Operand("y", ("T", 8)),))
+        op = Op("castiron.Linear", (x, w), (Operand("y", ("T", 8)),), attrs)
         return LINEAR.accepts(op, Context(TARGETS["sm_90"], "bf16", LIMITS))
 
     assert accepted(Quant("int4", 32))
     assert not accepted(None)
     assert not accepted(Quant("int4", 16))  # a run of a word's inputs has one scale
     assert not accepted(Quant("int4", 48))
+    sorted_codes = Quant("int8", 32, columns=tuple(reversed(range(96))))
+    assert accepted(sorted_codes)
+    assert accepted(sorted_codes, x_format="int8")
+    assert not accepted(sorted_codes, x_format="int8", x_group=32)  # groups of x are not those of the codes
