@@ -35,8 +35,9 @@ cpp-test: $(VENV)/installed-dev
 	cmake --build _build_tsan -j $(JOBS) --target runtime_tests
 	ctest --test-dir _build_tsan --output-on-failure --no-tests=error -R runtime
 
+# A file's tests stay in one process: they share engines that took seconds to build.
 python-test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Compilers and headers, where they are missing and this user may install them.
 system-packages:
