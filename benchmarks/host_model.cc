@@ -1,9 +1,12 @@
 // Whole steps of a decoder with SmolLM2-135M's shapes on the host device, without Python and batching around
 // them: what the device leaves to the rest.
 //
-//   host_model [threads] [rounds] [case ...]      case: decode8 = a decode step of 8 requests, prefill512
+//   host_model [threads] [rounds] [weights] [case ...]     case: decode8 = a decode step of 8 requests,
+//   prefill512
 //
-// Prints the best and the median time of a step; decodes stand at position 192.
+// weights: bf16; int8 (a scale a row), int4 (groups of 32), both with activations in int8 by groups of 32;
+// w8a8 (int8, a scale a row and a token). The quantized ones have an int8 cache when their name ends in
+// "+kv". Prints the best and the median time of a step; decodes stand at position 192.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -26,7 +29,8 @@ constexpr int kLayers = 30, kPosition = 192;
 // Weights of all matrices lie in one buffer of small numbers: the device copies each to a place of its own.
 class ModelBuilder {
 public:
-    ModelBuilder() {
+    explicit ModelBuilder(const std::string& weights) : weights_(weights.substr(0, weights.find('+'))) {
+        cache_ = weights.ends_with("+kv") ? DType::kI8 : DType::kBF16;
         program->limits = {64, 1024, 64, static_cast<int>(kMaxSeq)};
         program->vocab_size = static_cast<int>(kVocab);
         matrix_.resize(static_cast<size_t>(kVocab * kHidden));
@@ -35,6 +39,7 @@ public:
             state = state * 1664525u + 1013904223u;
             w = static_cast<uint16_t>(((state >> 31) << 15) | (0x3c80u + (state >> 20 & 0xffu)));
         }
+        scales_.assign(static_cast<size_t>(kVocab * kHidden / 32), 0x0c00);  // 2^-12 as f16
         ones_.assign(kInner, 1.0f);
         for (int64_t position = 0; position < kMaxSeq; ++position) {
             for (int i = 0; i < 32; ++i) {
@@ -54,14 +59,15 @@ public:
         const int rows = value("logit_rows", DType::kI32, {n});
         const int cos = plain(cos_, {kMaxSeq, 32}), sin = plain(sin_, {kMaxSeq, 32});
         const int norm = plain(ones_, {kHidden});
-        const int table = panels(kVocab, kHidden);
+        const int table =
+            weight(DType::kBF16, Layout::kPanel16x2, {kVocab, kHidden}, matrix_.data(), matrix_.size() * 2);
         const int x = f32("x", t, kHidden), y = f32("y", t, kHidden), qkv = f32("qkv", t, kQkv);
         const int q = view(qkv, 0, 576), k = view(qkv, 576, 192), v = view(qkv, 768, 192);
         const int inner = f32("inner", t, kInner), last = f32("last", n, kHidden);
         const int logits = f32("logits", n, kVocab);
         step("embedding", {ids}, {table}, {x}, {});
         for (int layer = 0; layer < kLayers; ++layer) {
-            program->kv_layers.push_back({3, 64, 64, DType::kBF16});
+            program->kv_layers.push_back({3, 64, 64, cache_});
             const std::map<std::string, Attr> heads = {{"layer", int64_t{layer}},
                                                        {"q_heads", int64_t{9}},
                                                        {"kv_heads", int64_t{3}},
@@ -71,19 +77,18 @@ public:
             rope["rotary_dim"] = int64_t{64};
             attention["scale"] = 0.125;
             rms_norm(x, norm, y);
-            step("linear", {y}, {panels(kQkv, kHidden)}, {qkv}, {});
+            linear("linear", {y}, kQkv, kHidden, qkv, {});
             step("rope_write_kv", {q, k, v, positions}, {cos, sin}, {y}, rope);
             const int attended = f32("attended" + std::to_string(layer), t, kHidden, 0);
             step("paged_attention", {y}, {}, {attended}, attention);
-            step("linear", {attended, x}, {panels(kHidden, kHidden)}, {x}, {{"has_residual", true}});
+            linear("linear", {attended, x}, kHidden, kHidden, x, {{"has_residual", true}});
             rms_norm(x, norm, y);
-            step("gated_linear", {y}, {panels(2 * kInner, kHidden)}, {inner},
-                 {{"activation", std::string("silu")}});
-            step("linear", {inner, x}, {panels(kHidden, kInner)}, {x}, {{"has_residual", true}});
+            linear("gated_linear", {y}, 2 * kInner, kHidden, inner, {{"activation", std::string("silu")}});
+            linear("linear", {inner, x}, kHidden, kInner, x, {{"has_residual", true}});
         }
         step("gather_rows", {x, rows}, {}, {last}, {});
         rms_norm(last, norm, last_normed());
-        step("linear", {last_normed()}, {table}, {logits}, {});
+        linear("linear", {last_normed()}, kVocab, kHidden, logits, {});
     }
 
 private:
@@ -139,9 +144,23 @@ private:
         program->weights.push_back(w);
         return static_cast<int>(program->weights.size()) - 1;
     }
-    int panels(int64_t n, int64_t k) {
-        return weight(DType::kBF16, Layout::kPanel16x2, {n, k}, matrix_.data(),
-                      static_cast<size_t>(n * k * 2));
+    void linear(const std::string& kernel, std::vector<int> in, int64_t n, int64_t k, int out,
+                std::map<std::string, Attr> attrs) {
+        const auto product = static_cast<size_t>(n * k);
+        if (weights_ == "bf16") {
+            const int w = weight(DType::kBF16, Layout::kPanel16x2, {n, k}, matrix_.data(), product * 2);
+            return step(kernel.c_str(), std::move(in), {w}, {out}, std::move(attrs));
+        }
+        const bool int4 = weights_ == "int4";
+        const int64_t group = int4 ? 32 : 0, groups = int4 ? k / 32 : 1;
+        const int codes = int4 ? weight(DType::kI4, Layout::kPanel16x4n, {n, k}, matrix_.data(), product / 2)
+                               : weight(DType::kI8, Layout::kPanel16x4, {n, k}, matrix_.data(), product);
+        const int scales = weight(DType::kF16, Layout::kPanel16, {n, groups}, scales_.data(),
+                                  static_cast<size_t>(n * groups * 2));
+        attrs.insert({{"group", group},
+                      {"x_format", std::string("int8")},
+                      {"x_group", int64_t{weights_ == "w8a8" ? 0 : 32}}});
+        step(("quantized_" + kernel).c_str(), std::move(in), {codes, scales}, {out}, std::move(attrs));
     }
     int plain(const std::vector<float>& data, std::vector<int64_t> shape) {
         size_t bytes = 4;
@@ -149,7 +168,9 @@ private:
         return weight(DType::kF32, Layout::kPlain, std::move(shape), data.data(), bytes);
     }
 
-    std::vector<uint16_t> matrix_;
+    std::string weights_;
+    DType cache_ = DType::kBF16;
+    std::vector<uint16_t> matrix_, scales_;
     std::vector<float> ones_, cos_, sin_;
     int normed_ = -1;
     uint64_t attended_ = ~uint64_t{0};
@@ -192,11 +213,12 @@ int main(int argc, char** argv) {
     HostOptions options;
     options.num_threads = argc > 1 ? std::atoi(argv[1]) : 0;
     const int rounds = argc > 2 ? std::atoi(argv[2]) : 20;
-    std::vector<std::string> cases(argv + std::min(argc, 3), argv + argc);
+    const std::string weights = argc > 3 ? argv[3] : "bf16";
+    std::vector<std::string> cases(argv + std::min(argc, 4), argv + argc);
     if (cases.empty()) cases = {"decode1", "decode8", "decode32", "prefill512"};
     std::unique_ptr<Device> device;
     {
-        ModelBuilder model;
+        ModelBuilder model(weights);
         model.build();
         device = make_host_device(model.program, options);
     }

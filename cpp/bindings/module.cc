@@ -192,7 +192,7 @@ nb::dict cpu_features() {
     nb::dict features;
     features["avx2"] = host::cpu_supports(host::Isa::kAvx2);
     features["avx512"] = host::cpu_supports(host::Isa::kAvx512);
-    features["avx512vnni"] = __builtin_cpu_supports("avx512vnni") != 0;
+    features["avx512vnni"] = host::cpu_supports(host::Isa::kAvx512Vnni);
     features["avx512bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
     features["isa"] = std::string(host::isa_name(host::choose_isa("")));
     features["cpus"] = host::usable_cpus();

@@ -109,7 +109,7 @@ public:
 struct HostOptions {
     int num_threads = 0;     // 0: all cores this process may run on
     bool huge_pages = true;  // ask for 2 MiB pages for weights, arena and KV
-    std::string isa;         // "": the best of this CPU; "avx2" or "avx512" force one (tests)
+    std::string isa;         // "": the best of this CPU; "avx2", "avx512", ... force one (tests)
 };
 
 // Throws std::invalid_argument with a message for the user when the program is not valid for this device

@@ -34,12 +34,14 @@ inline std::string main_isa() {
     return forced != nullptr ? forced : "avx2";
 }
 
-// The instruction sets this machine can run; portable stands for AVX-512, whose blocking it shares. A forced
-// one that the CPU lacks makes the device throw: nothing is skipped.
+// The instruction sets this machine can run; portable stands for AVX-512 with VNNI, whose blocking it shares.
+// A forced one that the CPU lacks makes the device throw: nothing is skipped.
 inline std::vector<std::string> isas() {
     if (std::getenv("CASTIRON_TEST_ISA") != nullptr) return {main_isa()};
-    std::vector<std::string> names = {"portable", "avx2"};
-    if (host::cpu_supports(host::Isa::kAvx512)) names.emplace_back("avx512");
+    std::vector<std::string> names;
+    for (const host::Isa isa : host::kAllIsas) {
+        if (host::cpu_supports(isa)) names.emplace_back(host::isa_name(isa));
+    }
     return names;
 }
 

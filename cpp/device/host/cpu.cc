@@ -43,10 +43,11 @@ bool detect(Isa isa) {
     const bool ymm = (states & 0x6) == 0x6;
     const bool avx2 = bit(one.ecx, 28) && bit(one.ecx, 12) && bit(one.ecx, 29) && bit(seven.ebx, 5);
     if (isa == Isa::kAvx2) return ymm && avx2;
+    if (isa == Isa::kAvxVnni) return ymm && avx2 && seven.eax >= 1 && bit(cpuid(7, 1).eax, 4);
     const bool zmm = (states & 0xe6) == 0xe6;
     // F, DQ, BW, VL: what every server core since Skylake has.
     const bool avx512 = bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) && bit(seven.ebx, 31);
-    return ymm && avx2 && zmm && avx512;
+    return ymm && avx2 && zmm && avx512 && (isa == Isa::kAvx512 || bit(seven.ecx, 11));
 }
 
 }  // namespace
@@ -57,8 +58,12 @@ std::string_view isa_name(Isa isa) {
             return "portable";
         case Isa::kAvx2:
             return "avx2";
+        case Isa::kAvxVnni:
+            return "avxvnni";
         case Isa::kAvx512:
             return "avx512";
+        case Isa::kAvx512Vnni:
+            return "avx512vnni";
     }
     return "?";
 }
@@ -69,12 +74,13 @@ bool cpu_supports(Isa isa) {
 
 Isa choose_isa(const std::string& name) {
     if (name.empty()) {
-        if (cpu_supports(Isa::kAvx512)) return Isa::kAvx512;
-        if (cpu_supports(Isa::kAvx2)) return Isa::kAvx2;
+        for (const Isa isa : {Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2}) {
+            if (cpu_supports(isa)) return isa;
+        }
         throw std::invalid_argument(
             "this CPU lacks AVX2, FMA or F16C, which the host target needs; run on an x86-64-v3 machine");
     }
-    for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    for (const Isa isa : kAllIsas) {
         if (name != isa_name(isa)) continue;
         if (!cpu_supports(isa)) {
             throw std::invalid_argument("isa '" + name +
@@ -82,7 +88,8 @@ Isa choose_isa(const std::string& name) {
         }
         return isa;
     }
-    throw std::invalid_argument("unknown isa '" + name + "': expected avx2, avx512 or portable");
+    throw std::invalid_argument("unknown isa '" + name +
+                                "': expected avx2, avxvnni, avx512, avx512vnni or portable");
 }
 
 int usable_cpus() {

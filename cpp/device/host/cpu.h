@@ -6,7 +6,11 @@
 
 namespace castiron::host {
 
-enum class Isa { kPortable, kAvx2, kAvx512 };
+// Those with VNNI have products of integers of their own, and the float kernels of those without.
+enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni };
+
+// From the plainest to the one that is chosen first.
+inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvxVnni, Isa::kAvx512, Isa::kAvx512Vnni};
 
 [[nodiscard]] std::string_view isa_name(Isa isa);
 

@@ -1,11 +1,25 @@
 #include "device/host/kernels/table.h"
 
 namespace castiron::host {
+namespace {
+
+KernelTable with(KernelTable table, IntegerKernels integers) {
+    table.integers = integers;
+    return table;
+}
+
+}  // namespace
 
 const KernelTable& kernels_for(Isa isa) {
+    static const KernelTable avx2_vnni = with(avx2::kernel_table(), avxvnni::integer_kernels());
+    static const KernelTable avx512_vnni = with(avx512::kernel_table(), avx512vnni::integer_kernels());
     switch (isa) {
+        case Isa::kAvx512Vnni:
+            return avx512_vnni;
         case Isa::kAvx512:
             return avx512::kernel_table();
+        case Isa::kAvxVnni:
+            return avx2_vnni;
         case Isa::kAvx2:
             return avx2::kernel_table();
         case Isa::kPortable:

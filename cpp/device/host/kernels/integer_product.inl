@@ -63,9 +63,11 @@ struct IntegerTile {
     int64_t steps_per_scale = 1;
     float* acc = nullptr;
     int64_t acc_stride = 0;  // floats between panels
-    // What is asked for meanwhile: a line of each panel for every two quads. Nothing is read, so it may point
-    // past the end.
+    // What is asked for meanwhile: a line of each panel for every two quads; from `next_end` on what lies
+    // `next_jump` bytes further. Nothing is read, so it may point past the end.
     const std::byte* next = nullptr;
+    const std::byte* next_end = nullptr;
+    int64_t next_jump = 0;
     int64_t next_panel_bytes = 0;
     int64_t next_step = 0;
 };
@@ -83,6 +85,7 @@ CASTIRON_KERNEL void integer_tile(const IntegerTile& t) {
     const std::byte* x_scales = x + rounding.scales_at();
     const std::byte* starts = x + rounding.starts_at();
     const int64_t sums_behind = rounding.sums_at() - rounding.scales_at();
+    const std::byte* next_end = t.next_end;
     int64_t until_next_scale = t.steps_per_scale;
     bool first_step = true;
     for (int64_t left = quads; left > 0;) {
@@ -117,6 +120,7 @@ CASTIRON_KERNEL void integer_tile(const IntegerTile& t) {
                 codes += 2 * Form::kQuadBytes;
                 x += 8;
                 next += t.next_step;
+                next += next == next_end ? t.next_jump : 0;
             }
             if (in_chunk > 0) {
                 quad(0);
@@ -136,7 +140,7 @@ CASTIRON_KERNEL void integer_tile(const IntegerTile& t) {
             unrolled<V>([&](auto v) CASTIRON_UNROLLED {
                 const std::byte* scale_at = scales + v.value * t.scale_panel_bytes;
                 const Vec scale = load_scale(scale_at, t.half_scales);
-                prefetch(scale_at + kCodesAhead / 4);
+                prefetch(scale_at + V * t.scale_panel_bytes);
                 unrolled<R>([&](auto r) CASTIRON_UNROLLED {
                     const auto* x_scale = reinterpret_cast<const float*>(x_scales + r.value * x_stride);
                     float* to = t.acc + v.value * t.acc_stride + r.value * 16;
@@ -189,7 +193,11 @@ static void integer_stream(IntegerTile t, int64_t panels) {
     t.next_panel_bytes = t.panel_bytes;
     t.next_step = 2 * Form::kQuadBytes;
     const auto run = [&](auto v) {
-        t.next = t.codes + kCodesAhead;
+        // Near the end of these panels come the first lines of the next ones.
+        const int64_t pairs = (t.rounding->k + 7) / 8, ahead = kCodesAhead / t.next_step;
+        t.next = t.codes + (ahead < pairs ? ahead : 0) * t.next_step;
+        t.next_end = t.codes + pairs * t.next_step;
+        t.next_jump = v.value * t.panel_bytes - pairs * t.next_step;
         integer_tile<Form, R, v.value>(t);
         t.codes += v.value * t.panel_bytes;
         t.scales += v.value * t.scale_panel_bytes;
@@ -210,6 +218,7 @@ static void integer_groups(IntegerTile t, int64_t rows, const std::byte* next, i
     const std::byte* const x = t.x;
     float* const acc = t.acc;
     t.next = next;
+    t.next_end = nullptr;
     t.next_panel_bytes = stored_panel_bytes;
     t.next_step = (stored_panel_bytes / pairs + groups - 1) / groups;
     for (int64_t g = 0; g < groups; ++g) {

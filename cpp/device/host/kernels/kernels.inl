@@ -18,8 +18,7 @@ static_assert(kTileRows == CASTIRON_TILE_ROWS);
 
 const KernelTable& kernel_table() {
     static constexpr KernelTable table = {
-        .set_sums = set_sums,
-        .integer_product = integer_product,
+        .integers = {.set_sums = set_sums, .product = integer_product},
         .dequantized_product = dequantized_product,
         .linear_output = linear_output,
         .round_row = round_row,

@@ -214,15 +214,21 @@ struct AttentionArgs {
     return static_cast<size_t>(rows + (bytes ? 32 * head_dim + kSegmentKeys * v_head_dim + 16 : 0));
 }
 
-struct KernelTable {
-    // How the integer product takes codes of a format.
+// Products of integers, apart from the rest: processors with instructions for them (VNNI) have the float
+// kernels of those without.
+struct IntegerKernels {
+    // How the product takes codes of a format.
     void (*set_sums)(Codes, Rounding&);
     // Sums of rows [row_begin, row_end) of codes times blocks [block_begin, block_end), at most
     // kMaxLinearRows and kMaxLinearBlocks: acc [panels][rows][16]. unpacked: unpacked_floats of scratch for
     // each of two panels.
-    void (*integer_product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                            int64_t block_end, float* acc, std::byte* unpacked);
-    // The same with rows of floats; wide: kLinearWideFloats of scratch.
+    void (*product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                    int64_t block_end, float* acc, std::byte* unpacked);
+};
+
+struct KernelTable {
+    IntegerKernels integers;
+    // Sums of a product with rows of floats, likewise; wide: kLinearWideFloats of scratch.
     void (*dequantized_product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
                                 int64_t block_end, float* acc, float* wide);
     // The sums of such a call become outputs; acc is used up.
@@ -264,6 +270,12 @@ struct KernelTable {
 
 namespace portable {
 const KernelTable& kernel_table();
+}
+namespace avxvnni {
+IntegerKernels integer_kernels();
+}
+namespace avx512vnni {
+IntegerKernels integer_kernels();
 }
 namespace avx2 {
 const KernelTable& kernel_table();

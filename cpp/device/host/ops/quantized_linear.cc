@@ -87,8 +87,8 @@ public:
         for_linear_tiles(context, lane, rows, blocks_,
                          [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
                              if (args.rounding.format == XFormat::kInt8) {
-                                 kernels_.integer_product(args, row_begin, row_end, block_begin, block_end,
-                                                          sums, reinterpret_cast<std::byte*>(between));
+                                 kernels_.integers.product(args, row_begin, row_end, block_begin, block_end,
+                                                           sums, reinterpret_cast<std::byte*>(between));
                              } else {
                                  kernels_.dequantized_product(args, row_begin, row_end, block_begin,
                                                               block_end, sums, between);
@@ -176,7 +176,7 @@ private:
             return;
         }
         r.step = small;
-        kernels_.set_sums(w.format, r);
+        kernels_.integers.set_sums(w.format, r);
     }
 
     void check_shape(StepChecker& step, const ResolvedWeight& w, int64_t rows, int64_t columns) const {
