@@ -12,6 +12,8 @@ H = XᵀX/T the second moments of its T inputs, it is tr(ΔW·H·ΔWᵀ) = mean 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,15 +60,27 @@ def compensate(weight: Tensor, upper: Tensor, order: Tensor, scale: Tensor, scal
     for start in range(0, width, _BLOCK):
         stop = min(width, start + _BLOCK)
         errors = torch.empty(stop - start, weight.shape[0])
-        for k in range(start, stop):
-            numbers[k] = scales.grid.round(free[k] / steps[k])
-            error = (free[k] - numbers[k] * steps[k]) / upper[k, k]
-            errors[k - start] = error
-            free[k:stop].addr_(upper[k, k:stop], error, alpha=-1)
+        with _one_thread():
+            for k in range(start, stop):
+                numbers[k] = scales.grid.round(free[k] / steps[k])
+                error = torch.sub(free[k], numbers[k] * steps[k], out=errors[k - start])
+                error /= upper[k, k]
+                free[k + 1 : stop].addr_(upper[k, k + 1 : stop], error, alpha=-1)
         free[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
     original = torch.empty_like(numbers)
     original[order] = numbers
     return Rounded(original.T.contiguous(), scale, scales)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For steps of microseconds, which threads would spend waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def inverse_factor(moments: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,9 +102,11 @@ def fit_scales(weight: Tensor, moments: Tensor, rounded: Rounded) -> Tensor:
     groups = rounded.scale.shape[1]
     wanted = grouped(numbers * (weight @ moments), group).sum(-1)  # [N, G]
     system = torch.empty(len(weight), groups, groups)
-    for g in range(groups):
-        part = slice(g * group, (g + 1) * group)
-        system[:, g] = grouped(numbers * (numbers[:, part] @ moments[part]), group).sum(-1)
+    for g in range(groups):  # the system is symmetric: the upper half of it is enough
+        start, stop = g * group, (g + 1) * group
+        rest = numbers[:, start:] * (numbers[:, start:stop] @ moments[start:stop, start:])
+        system[:, g, g:] = grouped(rest, group).sum(-1)
+        system[:, g:, g] = system[:, g, g:]
     diagonal = system.diagonal(dim1=1, dim2=2)
     diagonal += diagonal.mean(-1, keepdim=True) * 1e-4 + 1e-30
     fitted, info = torch.linalg.solve_ex(system, wanted[..., None])
