@@ -92,13 +92,14 @@ def decode_bytes(engine: str) -> int:
     and the keys and values of the 96 tokens that are in the cache on average (prompt 32, 128 new).
     """
     from castiron.engines import layout_bytes, open_engine
+    from castiron.engines.program import ITEM_BYTES
 
     program = open_engine(engine).program("host")
     tables = {w for step in program.steps if step.kernel == "embedding" for w in step.weights}
     read = {w for step in program.steps if step.kernel != "embedding" for w in step.weights}
     weights: int = sum(layout_bytes(w) for w in program.weights if w.name in read or w.name not in tables)
-    size = {"f32": 4, "bf16": 2}
-    cache = sum(96 * k.kv_heads * (k.head_dim + k.v_head_dim) * size[k.dtype] for k in program.kv_layers)
+    layers = program.kv_layers
+    cache = sum(96 * k.kv_heads * (k.head_dim + k.v_head_dim) * ITEM_BYTES[k.dtype] for k in layers)
     return int(weights + cache)
 
 
