@@ -110,7 +110,7 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
     const auto bits = philox4x32({static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 0, 0},
                                  {static_cast<uint32_t>(entropy_), static_cast<uint32_t>(entropy_ >> 32)});
     const uint64_t seed = params.seed.value_or((uint64_t{bits[0]} << 32) | bits[1]);
-    const CacheUse cache{options_.prefix_caching, options.cache_salt, options.priority};
+    const CacheUse cache{options_.prefix_caching, options.priority, options.cache_salt};
     auto request =
         std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_, cache);
 
@@ -364,15 +364,15 @@ void Engine::hand_over(StepRecord& record) {
 // Under mutex_. After this with a finished request, the request may be gone at any time.
 void Engine::publish(Request& request) {
     const bool finished = request.state == RequestState::kFinished;
-    const bool context = request.params.context_logits && !request.published_context &&
-                         request.context_rows == request.prompt_tokens;
+    const bool context =
+        request.params.context_logits && !request.published_context && request.context_rows_left == 0;
     if (request.published == request.num_output() && !finished && !context) return;
     if (request.outbox_round != outbox_round_) {
         request.outbox_round = outbox_round_;
-        request.outbox_entry = outbox_.size();
+        request.outbox_entry = static_cast<int>(outbox_.size());
         outbox_.push_back({&request, request.published, request.published, false, false});
     }
-    News& news = outbox_[request.outbox_entry];
+    News& news = outbox_[static_cast<size_t>(request.outbox_entry)];
     news.to = request.published = request.num_output();
     news.context |= context;
     news.finished = finished;

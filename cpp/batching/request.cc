@@ -23,12 +23,12 @@ const char* to_string(FinishReason reason) {
 
 Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, SamplingParams sampling_params,
                  uint64_t sampling_seed, int new_tokens, int vocab_size, const CacheUse& cache)
-    : id(request_id),
+    : prompt_tokens(static_cast<int>(prompt_ids.size())),
+      max_new_tokens(new_tokens),
+      block_table(max_cached_tokens(), cache),
       params(std::move(sampling_params)),
       seed(sampling_seed),
-      prompt_tokens(static_cast<int>(prompt_ids.size())),
-      max_new_tokens(new_tokens),
-      block_table(max_cached_tokens(), cache) {
+      id(request_id) {
     const auto room = static_cast<size_t>(max_new_tokens);
     tokens.reserve(prompt_ids.size() + room);
     tokens.assign(prompt_ids.begin(), prompt_ids.end());
@@ -45,6 +45,7 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
         }
     }
     if (params.context_logits) {
+        context_rows_left = prompt_tokens;
         context_logits =
             std::make_shared_for_overwrite<float[]>(prompt_ids.size() * static_cast<size_t>(vocab_size));
     }

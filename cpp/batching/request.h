@@ -29,7 +29,7 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
 // `tokens` is the prompt followed by what was generated, `num_computed` says how many of them the KV cache
 // holds. A step feeds some of the rest; when all are fed, the last row's logits give the next token. That one
 // rule covers a prompt in chunks, a decode step, recomputing after a preemption and skipping a cached prefix.
-struct Request {
+struct alignas(64) Request {
     // max_new_tokens: params.max_tokens, or less where the context ends. cache.priority is the request's.
     Request(RequestId id, std::span<const int32_t> prompt, SamplingParams params, uint64_t seed,
             int max_new_tokens, int vocab_size, const CacheUse& cache = {});
@@ -47,12 +47,17 @@ struct Request {
     // The most positions that it can ever have in the KV cache: the last token generated is never fed.
     [[nodiscard]] int max_cached_tokens() const { return prompt_tokens + std::max(max_new_tokens - 1, 0); }
     // Whether logits of prompt tokens are still to come.
-    [[nodiscard]] bool wants_context_logits() const {
-        return params.context_logits && context_rows < prompt_tokens;
-    }
+    [[nodiscard]] bool wants_context_logits() const { return context_rows_left > 0; }
     // Whether it is served before the other: by priority, then in the order of arrival.
     [[nodiscard]] bool before(const Request& other) const {
         return priority() != other.priority() ? priority() < other.priority() : id < other.id;
+    }
+
+    // Asks for what a step will read.
+    void prefetch() const {
+        __builtin_prefetch(this, 1);
+        __builtin_prefetch(&block_table, 1);
+        __builtin_prefetch(&params);
     }
 
     // Adds a sampled token with its log-probabilities, or ends the request: kStop when the token is a stop
@@ -60,42 +65,42 @@ struct Request {
     void append(const SampledToken& sampled);
     void finish(FinishReason reason, std::string message = {});
 
-    const RequestId id;
-    const SamplingParams params;
-    const uint64_t seed;
+    // What every step reads and writes comes first, in two cache lines and those of params: with thousands of
+    // requests running, fetching them is most of what a step costs.
+    std::vector<int32_t> tokens;
     const int prompt_tokens;
     const int max_new_tokens;
-
+    int num_computed = 0;
+    int most_computed = 0;      // before a preemption took it away
+    int context_rows_left = 0;  // prompt tokens whose logits are wanted and still to come
+    // What the engine thread has made visible to poll().
+    int published = 0;  // output tokens
+    int outbox_entry = 0;
     RequestState state = RequestState::kWaiting;
     FinishReason finish_reason = FinishReason::kNone;
+    bool published_context = false;
+    bool published_finish = false;
+    int64_t outbox_round = -1;  // the outbox of this round has an entry for the request, outbox_entry
+    BlockTable block_table;
+
+    const SamplingParams params;
+    TokenCounts seen;  // what penalties look at; empty without any
+    const uint64_t seed;
+    const RequestId id;
+    int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news
+    int preemptions = 0;
     int32_t stop_token = -1;  // the stop token that ended it
     std::string error;
-
-    std::vector<int32_t> tokens;
-    int num_computed = 0;
-    int most_computed = 0;  // before a preemption took it away
-    int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news
-    BlockTable block_table;
-    TokenCounts seen;  // what penalties look at; empty without any
 
     // Logprobs of output token i: logprobs[i], and num_top[i] entries from top_logprobs[i * params.logprobs].
     // top_logprobs has room for one more than the output, because a stop token is sampled before it is known.
     std::vector<float> logprobs;
     std::vector<int> num_top;
     std::vector<TokenLogprob> top_logprobs;
-    std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size],
-    int context_rows = 0;                     // of which so many are there
+    std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size]
 
     bool cancel_requested = false;  // guarded by the engine's mutex
-
-    // What the engine thread has made visible to poll().
-    int published = 0;  // output tokens
-    bool published_context = false;
-    bool published_finish = false;
-    int64_t outbox_round = -1;  // the outbox of this round has an entry for the request,
-    size_t outbox_entry = 0;    // this one
-
-    size_t queue_place = 0;  // in the RequestQueue, while it waits
+    size_t queue_place = 0;         // in the RequestQueue, while it waits
 };
 
 // Requests that wait, in the order in which they are served: a binary heap, with removal from the middle.

@@ -22,17 +22,19 @@ SamplingPlan::SamplingPlan(const SchedulerLimits& limits, int vocab_limit) : voc
     edits_.reserve(kMaxLogitEdits);
 }
 
-bool SamplingPlan::build(const StepPlan& plan) {
+void SamplingPlan::clear() {
     rows_.clear();
     edits_.clear();
-    for (const ScheduledChunk& chunk : plan.chunks) {
-        if (chunk.num_logits == 0) continue;
-        const Request& request = *chunk.request;
-        if (request.wants_context_logits() || request.params.logprobs > kMaxDeviceLogprobs ||
-            !add_edits(request))
-            return false;
-        add_row(request);
+}
+
+bool SamplingPlan::add(const ScheduledChunk& chunk) {
+    if (chunk.num_logits == 0) return true;
+    const Request& request = *chunk.request;
+    if (request.wants_context_logits() || request.params.logprobs > kMaxDeviceLogprobs ||
+        !add_edits(request)) {
+        return false;
     }
+    add_row(request);
     return true;
 }
 

@@ -13,10 +13,11 @@ class SamplingPlan {
 public:
     SamplingPlan(const SchedulerLimits& limits, int vocab_limit);
 
-    // Describes every row of logits of the step. False when the step asks for what devices lack (logits of
-    // the prompt, more than kMaxDeviceLogprobs log-probabilities, too many penalties at once): the host
-    // samples then.
-    [[nodiscard]] bool build(const StepPlan& plan);
+    void clear();
+    // Describes the rows of logits of the step's next chunk. False when it asks for what devices lack (logits
+    // of the prompt, more than kMaxDeviceLogprobs log-probabilities, too many penalties at once): the host
+    // samples the whole step then.
+    [[nodiscard]] bool add(const ScheduledChunk& chunk);
     [[nodiscard]] SamplingBatch batch() const { return {rows_, edits_}; }
 
 private:

@@ -16,7 +16,8 @@ constexpr int kStepsBetweenTries = 16;
 // none whose logits were asked for and are not there yet.
 std::span<const int32_t> reusable(const Request& request) {
     int count = request.num_tokens() - 1;
-    if (request.wants_context_logits()) count = std::min(count, request.context_rows);
+    if (request.wants_context_logits())
+        count = std::min(count, request.prompt_tokens - request.context_rows_left);
     return {request.tokens.data(), static_cast<size_t>(count)};
 }
 
@@ -53,13 +54,17 @@ const StepPlan& Scheduler::schedule() {
     plan_.copies.clear();
     plan_.num_tokens = plan_.num_logit_rows = plan_.num_decodes = 0;
     plan_.queried_tokens = plan_.cached_tokens = plan_.recomputed_tokens = plan_.preemptions = 0;
+    lacks_blocks_ = false;
     if (policy_ == CapacityPolicy::kMaxUtilization) make_room();
-    for (Request* request : running_) {
-        if (request->state == RequestState::kDecoding) add_chunk(*request);
+    for (size_t i = 0; i < running_.size(); ++i) {
+        if (i + 4 < running_.size()) running_[i + 4]->prefetch();
+        if (running_[i]->state == RequestState::kDecoding) add_chunk(*running_[i]);
     }
     plan_.num_decodes = static_cast<int>(plan_.chunks.size());
-    for (Request* request : running_) {
-        if (request->state == RequestState::kPrefilling) add_prefill(*request);
+    if (plan_.chunks.size() < running_.size()) {
+        for (Request* request : running_) {
+            if (request->state == RequestState::kPrefilling) add_prefill(*request);
+        }
     }
     admit();
     return plan_;
@@ -77,9 +82,11 @@ void Scheduler::make_room() {
         if (running_.size() == 1) throw std::logic_error("one request alone lacks KV blocks");
         const size_t gone = victim(1);
         preempt(gone);
+        lacks_blocks_ = true;
         if (gone < i) --i;
     }
-    if (!waiting_.empty()) make_room_for(*waiting_.front());
+    // Whoever comes after somebody had to go would only drive out the next.
+    if (plan_.preemptions == 0 && !waiting_.empty()) make_room_for(*waiting_.front());
 }
 
 // Running requests of lower priority give way to one that waits, unless it would not be enough.
@@ -115,6 +122,7 @@ void Scheduler::preempt(size_t running) {
     request.num_computed = 0;
     request.state = RequestState::kWaiting;
     waiting_.push(request);
+    ++request.preemptions;
     ++plan_.preemptions;
 }
 
@@ -122,7 +130,9 @@ void Scheduler::admit() {
     blocked_ = Blocked::kNothing;
     while (!waiting_.empty()) {
         Request& request = *waiting_.front();
-        if (running_.size() == max_running_) {
+        if (lacks_blocks_) {
+            blocked_ = Blocked::kKvBlocks;
+        } else if (running_.size() == max_running_) {
             blocked_ = Blocked::kBatchSize;
         } else if (plan_.num_tokens == limits_.max_num_tokens) {
             blocked_ = Blocked::kNumTokens;

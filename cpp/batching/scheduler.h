@@ -58,8 +58,9 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens };
 //   it and shares it.
 // - Under kMaxUtilization a decoding request that lacks a block gets it from the running request of the
 //   lowest priority and, among those, with the least computed, which goes back to the queue with its tokens
-//   and its place in the order. The first of the running is never the one, so it reaches its end, and every
-//   request is the first at some time. A waiting request takes the place of running ones of lower priority.
+//   and its place in the order; nobody is admitted in that step. The first of the running is never the one,
+//   so it reaches its end, and every request is the first at some time. A waiting request takes the place of
+//   running ones of lower priority.
 //
 // So every step moves every decoding request and the first prefill; there is no deadlock, no starvation among
 // equals and no idle step. Not thread-safe: the engine thread owns it. Allocates in the constructor only.
@@ -114,6 +115,7 @@ private:
     std::vector<Request*> running_;  // in the order in which they are served
     StepPlan plan_;
     Blocked blocked_ = Blocked::kNothing;
+    bool lacks_blocks_ = false;  // in this step a decoding request took the blocks of another
     // The request that could not be opened at the last try, what was available then, and the tries since.
     const Request* refused_ = nullptr;
     int refused_available_ = 0;

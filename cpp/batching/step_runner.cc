@@ -22,6 +22,8 @@ void StepRunner::pack(const StepPlan& plan) {
     positions_.clear();
     logit_rows_.clear();
     sequences_.clear();
+    sampling_.clear();
+    device_samples_ = device_.samples();
     for (const ScheduledChunk& chunk : plan.chunks) {
         const Request& request = *chunk.request;
         const auto first_row = static_cast<int32_t>(token_ids_.size());
@@ -33,8 +35,8 @@ void StepRunner::pack(const StepPlan& plan) {
         }
         sequences_.push_back(
             {first_row, chunk.num_tokens, request.num_computed, request.block_table.blocks()});
+        device_samples_ = device_samples_ && sampling_.add(chunk);
     }
-    device_samples_ = device_.samples() && sampling_.build(plan);
 }
 
 void StepRunner::forward(const StepPlan& plan) {
@@ -75,7 +77,8 @@ void StepRunner::keep_context_logits(const ScheduledChunk& chunk, const float* r
     Request& request = *chunk.request;
     std::copy_n(rows, static_cast<size_t>(chunk.num_logits) * vocab_size_,
                 request.context_logits.get() + static_cast<size_t>(request.num_computed) * vocab_size_);
-    request.context_rows = std::max(request.context_rows, request.num_computed + chunk.num_logits);
+    request.context_rows_left =
+        std::min(request.context_rows_left, request.prompt_tokens - request.num_computed - chunk.num_logits);
 }
 
 void StepRunner::sample_next(Request& request, size_t row) {

@@ -3,13 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "device/device.h"
-
 namespace castiron {
-
-int blocks_for_tokens(int64_t tokens) {
-    return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
-}
 
 BlockTable::BlockTable(int64_t max_tokens, const CacheUse& use)
     : use_(use), max_blocks_(blocks_for_tokens(max_tokens)) {
@@ -26,9 +20,8 @@ bool BlockTable::reserve(BlockPool& pool, int64_t tokens) {
     return true;
 }
 
-void BlockTable::grow(BlockPool& pool, int64_t tokens) {
-    const int wanted = blocks_for_tokens(tokens);
-    while (static_cast<int>(blocks_.size()) < wanted) {
+void BlockTable::take(BlockPool& pool, int blocks) {
+    while (static_cast<int>(blocks_.size()) < blocks) {
         if (promised_ < 1) throw std::logic_error("a sequence grew past the KV blocks promised to it");
         blocks_.push_back(pool.take_promised());
         --promised_;
@@ -108,7 +101,7 @@ int BlockTable::reuse(BlockPool& pool, std::span<const int32_t> tokens, int comp
     }
 }
 
-void BlockTable::keep(BlockPool& pool, std::span<const int32_t> tokens, int computed) {
+void BlockTable::enter(BlockPool& pool, std::span<const int32_t> tokens, int computed) {
     while ((num_cached_ + 1) * kBlockTokens <= computed) {
         if (!at_path_end(pool)) return;
         const auto part = tokens.subspan(static_cast<size_t>(num_cached_) * kBlockTokens, kBlockTokens);

@@ -7,13 +7,16 @@
 #include <span>
 #include <vector>
 
+#include "device/device.h"
 #include "kv/block_pool.h"
 #include "kv/cache_key.h"
 
 namespace castiron {
 
 // Blocks that `tokens` cached tokens take.
-[[nodiscard]] int blocks_for_tokens(int64_t tokens);
+[[nodiscard]] constexpr int blocks_for_tokens(int64_t tokens) {
+    return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
+}
 
 // The contents of one block are to be copied to another before the next step.
 struct BlockCopy {
@@ -44,7 +47,10 @@ public:
     // cannot. Throws std::logic_error past max_tokens.
     [[nodiscard]] bool reserve(BlockPool& pool, int64_t tokens);
     // Takes promised blocks until `tokens` positions have a place.
-    void grow(BlockPool& pool, int64_t tokens);
+    void grow(BlockPool& pool, int64_t tokens) {
+        if (static_cast<int64_t>(blocks_.size()) * kBlockTokens < tokens)
+            take(pool, blocks_for_tokens(tokens));
+    }
     // Gives everything back, blocks and promises. Harmless on a table that holds nothing.
     void close(BlockPool& pool);
 
@@ -56,11 +62,15 @@ public:
                             std::optional<BlockCopy>& copy);
     // Enters the blocks that are full now into the prefix tree. `tokens` are the sequence's, of which
     // `computed` have their keys and values.
-    void keep(BlockPool& pool, std::span<const int32_t> tokens, int computed);
+    void keep(BlockPool& pool, std::span<const int32_t> tokens, int computed) {
+        if ((num_cached_ + 1) * kBlockTokens <= computed) enter(pool, tokens, computed);
+    }
     // Takes the sequence's blocks, and what others built on them, out of the prefix tree.
     void forget(BlockPool& pool);
 
 private:
+    void take(BlockPool& pool, int blocks);
+    void enter(BlockPool& pool, std::span<const int32_t> tokens, int computed);
     [[nodiscard]] bool share(BlockPool& pool, int32_t block);
     [[nodiscard]] bool copy_from(BlockPool& pool, int32_t block, std::optional<BlockCopy>& copy);
     [[nodiscard]] bool at_path_end(const BlockPool& pool) const;

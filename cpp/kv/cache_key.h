@@ -18,8 +18,8 @@ struct CacheSalt {
 // How one sequence uses the prefix cache.
 struct CacheUse {
     bool enabled = false;  // false: its blocks are its own, and gone when it ends
-    CacheSalt salt;
     int32_t priority = 0;  // of its blocks; the larger, the sooner they are evicted
+    CacheSalt salt;
 };
 
 }  // namespace castiron

@@ -158,6 +158,11 @@ public:
         return {sampled_, top_ids_, top_logprobs_};
     }
 
+    // Nobody knows what the cache holds any more.
+    void scramble() {
+        for (size_t i = 0; i < cache_.size(); ++i) cache_[i] = static_cast<int32_t>(i % 7) - kFirstGarbage;
+    }
+
     std::atomic<bool> lost{false};  // every step throws that the device is lost
     std::atomic<int> failures{0};   // so many of the next steps throw
     std::atomic<int> steps{0};
@@ -166,6 +171,7 @@ public:
 
 private:
     static constexpr int32_t kNothing = -1;
+    static constexpr int32_t kFirstGarbage = 100;
 
     static void require(bool holds, const char* what) {
         if (!holds) throw std::logic_error(std::string("the fake device refuses the step: ") + what);

@@ -166,14 +166,14 @@ TEST_CASE("a sequence shares full blocks by reference and takes a part of the ne
     BlockPool pool(10);
     Tokens tokens(80);
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);
-    BlockTable first(100, {true, {}, 0});
+    BlockTable first(100, {true, 0, {}});
     CHECK(prefill(pool, first, tokens) == 0);
     CHECK(first.num_cached() == 2);
 
     // While the first one still runs.
     Tokens other = tokens;
     other[50] = 99;
-    BlockTable second(100, {true, {}, 0});
+    BlockTable second(100, {true, 0, {}});
     std::optional<BlockCopy> copy;
     CHECK(second.reuse(pool, other, 0, copy) == 32);  // no promise, so no copy yet
     CHECK_FALSE(copy.has_value());
@@ -200,13 +200,13 @@ TEST_CASE("tenants of different salts and sequences without the cache share noth
     BlockPool pool(20);
     const Tokens tokens(70, 5);
     for (const CacheUse& use :
-         {CacheUse{true, {1, 2}, 0}, CacheUse{true, {2, 1}, 0}, CacheUse{false, {}, 0}}) {
+         {CacheUse{true, 0, {1, 2}}, CacheUse{true, 0, {2, 1}}, CacheUse{false, 0, {}}}) {
         BlockTable table(70, use);
         CHECK(prefill(pool, table, tokens) == 0);
         table.close(pool);
     }
     CHECK(pool.cached() == 4);  // the third left nothing behind
-    BlockTable again(70, {true, {2, 1}, 0});
+    BlockTable again(70, {true, 0, {2, 1}});
     CHECK(prefill(pool, again, tokens) == 64);
     again.close(pool);
     pool.check_integrity();
@@ -215,7 +215,7 @@ TEST_CASE("tenants of different salts and sequences without the cache share noth
 TEST_CASE("of two sequences that compute the same at the same time one gives its blocks back") {
     BlockPool pool(10);
     const Tokens tokens(70, 5);
-    BlockTable a(70, {true, {}, 0}), b(70, {true, {}, 0});
+    BlockTable a(70, {true, 0, {}}), b(70, {true, 0, {}});
     for (BlockTable* table : {&a, &b}) {
         REQUIRE(table->reserve(pool, 70));
         table->grow(pool, 70);
@@ -236,7 +236,7 @@ TEST_CASE(
     "blocks of low priority go first, of equal ones the least recently used, and no path loses its middle") {
     BlockPool pool(6);
     const auto run = [&](int32_t token, int32_t priority) {
-        BlockTable table(65, {true, {}, priority});
+        BlockTable table(65, {true, priority, {}});
         const int cached = prefill(pool, table, Tokens(65, token));
         table.close(pool);
         return cached;
@@ -256,13 +256,13 @@ TEST_CASE(
 
 TEST_CASE("what is promised cannot be taken away by a sequence that finds its blocks in the cache") {
     BlockPool pool(4);
-    BlockTable old(65, {true, {}, 0});
+    BlockTable old(65, {true, 0, {}});
     CHECK(prefill(pool, old, Tokens(65, 1)) == 0);
     old.close(pool);
     CHECK(pool.cached() == 2);
     BlockTable holder(128);
     REQUIRE(holder.reserve(pool, 128));  // the cached blocks are promised as well
-    BlockTable late(65, {true, {}, 0});
+    BlockTable late(65, {true, 0, {}});
     std::optional<BlockCopy> copy;
     CHECK(late.reuse(pool, Tokens(64, 1), 0, copy) == 0);
     CHECK_FALSE(late.reserve(pool, 65));
@@ -275,7 +275,7 @@ TEST_CASE("what is promised cannot be taken away by a sequence that finds its bl
 TEST_CASE("a forgotten path is found by nobody and its holders go on") {
     BlockPool pool(10);
     const Tokens tokens(100, 5);
-    BlockTable a(130, {true, {}, 0}), b(130, {true, {}, 0});
+    BlockTable a(130, {true, 0, {}}), b(130, {true, 0, {}});
     CHECK(prefill(pool, a, tokens) == 0);
     CHECK(prefill(pool, b, tokens) == 96);
     a.forget(pool);
@@ -320,7 +320,7 @@ TEST_CASE("random sequences read their own tokens from shared blocks, and all ac
                 old.push_back(life.tokens);
                 life.table =
                     std::make_unique<BlockTable>(static_cast<int64_t>(life.tokens.size()),
-                                                 CacheUse{random() % 8 != 0, {random() % 2, 0}, pick(0, 2)});
+                                                 CacheUse{random() % 8 != 0, pick(0, 2), {random() % 2, 0}});
                 const auto usable = std::span<const int32_t>(life.tokens).first(life.tokens.size() - 1);
                 std::optional<BlockCopy> copy;
                 life.computed = life.table->reuse(pool, usable, 0, copy);

@@ -1,0 +1,33 @@
+#include <doctest/doctest.h>
+
+#include <exception>
+#include <string>
+
+#include "tests/schedule_fuzz.h"
+
+using castiron::testing::FuzzTotals;
+using castiron::testing::ScheduleFuzz;
+
+// `schedule_fuzz` runs as many as one likes.
+TEST_CASE(
+    "random lives of the scheduler: what each request says, and whose every block is, is always right") {
+    FuzzTotals totals;
+    for (uint32_t seed = 0; seed < 250; ++seed) {
+        CAPTURE(seed);
+        std::string error;
+        try {
+            ScheduleFuzz(seed, totals).run();
+        } catch (const std::exception& failure) {
+            error = failure.what();
+        }
+        REQUIRE(error == "");
+    }
+    CHECK(totals.cached_tokens > 1000);
+    CHECK(totals.copies > 100);
+    CHECK(totals.preemptions > 100);
+    CHECK(totals.recomputed_tokens > 100);
+    CHECK(totals.evictions > 100);
+    CHECK(totals.cancelled > 10);
+    CHECK(totals.failures > 10);
+    CHECK(totals.poisoned > 5);
+}

@@ -1,0 +1,436 @@
+// One random life of the scheduler, its KV pool and the sampler, checked after every step against what each
+// request says alone and against accounts that are made anew from what everybody holds.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "batching/scheduler.h"
+#include "batching/step_runner.h"
+#include "tests/fake_device.h"
+
+namespace castiron::testing {
+
+// What a number of lives came across: a fuzzer that meets nothing proves nothing.
+struct FuzzTotals {
+    int64_t requests = 0;
+    int64_t steps = 0;
+    int64_t cached_tokens = 0;
+    int64_t copies = 0;
+    int64_t preemptions = 0;
+    int64_t recomputed_tokens = 0;
+    int64_t evictions = 0;
+    int64_t cancelled = 0;
+    int64_t failures = 0;
+    int64_t poisoned = 0;
+};
+
+class ScheduleFuzz {
+public:
+    ScheduleFuzz(uint32_t seed, FuzzTotals& totals) : random_(seed), totals_(totals) {
+        limits_ = {pick(1, 8), pick(1, 70), pick(1, 8), pick(20, 220)};
+        policy_ = chance(2) ? CapacityPolicy::kMaxUtilization : CapacityPolicy::kGuaranteedNoEvict;
+        priorities_ = chance(2) ? 3 : 1;
+        salts_ = chance(3) ? 2 : 1;
+        caching_ = !chance(8);
+        long_ = chance(2) ? 1 : 5;
+        const Limits built{limits_.max_batch_size, limits_.max_num_tokens, limits_.max_logit_rows,
+                           limits_.max_seq_len};
+        device_ = std::make_unique<FakeDevice>(built, kVocab, chance(2));
+        const int most = blocks_for_tokens(limits_.max_seq_len);
+        large_pool_ = chance(4);
+        pool_ = std::make_unique<BlockPool>(large_pool_ ? 40 * most : most + pick(0, 4));
+        device_->reserve_kv(pool_->total());
+        scheduler_ = std::make_unique<Scheduler>(limits_, *pool_, policy_);
+        runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab);
+        for (int i = pick(1, 4); i > 0; --i) families_.push_back(random_tokens(limits_.max_seq_len));
+    }
+
+    // Throws std::runtime_error that says what went wrong.
+    void run() {
+        int arrivals = pick(1, 30);
+        while (arrivals > 0 || open_ > 0) {
+            while (arrivals > 0 && (open_ == 0 || chance(3))) {
+                --arrivals;
+                arrive();
+            }
+            if (chance(40)) cancel_one();
+            step();
+        }
+        require(pool_->used() == 0 && pool_->promised() == 0, "blocks are held although nobody is left");
+        require(pool_->free() + pool_->cached() == pool_->total(), "blocks are missing at the end");
+        totals_.evictions += pool_->evictions();
+    }
+
+private:
+    static constexpr int kVocab = 29;
+
+    struct Life {
+        std::unique_ptr<Request> request;
+        bool failed_allowed = false;  // a device failure or poisoned logits may end it
+        bool cache_was_whole = true;  // nothing was evicted or forgotten before it ended
+        int least_cached = 0;         // tokens that the cache held for it when it came
+        int most_cached = 0;          // tokens that it has in common with somebody
+    };
+
+    struct Before {
+        int computed = 0;
+        int preemptions = 0;
+    };
+
+    int pick(int low, int high) {
+        return low + static_cast<int>(random_() % static_cast<uint32_t>(high - low + 1));
+    }
+    bool chance(uint32_t one_in) { return random_() % one_in == 0; }
+    std::vector<int32_t> random_tokens(int count) {
+        std::vector<int32_t> tokens(static_cast<size_t>(count));
+        for (int32_t& token : tokens) token = pick(0, kVocab - 1);
+        return tokens;
+    }
+
+    static void require(bool holds, const std::string& what) {
+        if (!holds) throw std::runtime_error(what);
+    }
+
+    // A beginning of something known, the end of it changed or continued at times.
+    std::vector<int32_t> make_prompt(int longest) {
+        std::vector<int32_t> prompt =
+            families_[static_cast<size_t>(pick(0, static_cast<int>(families_.size()) - 1))];
+        if (!lives_.empty() && chance(3)) {  // the next turn of a conversation
+            prompt =
+                lives_[static_cast<size_t>(pick(0, static_cast<int>(lives_.size()) - 1))].request->tokens;
+            for (int i = pick(1, 40); i > 0; --i) prompt.push_back(pick(0, kVocab - 1));
+        }
+        prompt.resize(std::min(prompt.size(), static_cast<size_t>(pick(1, longest))));
+        if (chance(3))
+            prompt[static_cast<size_t>(pick(0, static_cast<int>(prompt.size()) - 1))] = pick(0, kVocab - 1);
+        return prompt;
+    }
+
+    SamplingParams make_params() {
+        SamplingParams params;
+        params.temperature = 0;
+        params.max_tokens = pick(0, chance(long_) ? 150 : 30);
+        if (chance(3)) {
+            params.temperature = 1.5F;
+            if (chance(2)) params.top_k = 5;
+            if (chance(2)) params.top_p = 0.8F;
+            if (chance(3)) params.frequency_penalty = 0.5F;
+        }
+        if (chance(4)) params.repetition_penalty = 1.3F;
+        if (chance(3)) params.stop_token_ids = {pick(0, kVocab - 1)};
+        if (chance(3)) params.min_tokens = pick(0, params.max_tokens);
+        if (chance(4)) params.logprobs = pick(0, 3);
+        params.context_logits = chance(10);
+        return params;
+    }
+
+    void arrive() {
+        const SamplingParams params = make_params();
+        const auto prompt = make_prompt(limits_.max_seq_len - (params.max_tokens > 0 ? 1 : 0));
+        const int room = limits_.max_seq_len - static_cast<int>(prompt.size());
+        const int new_tokens = std::min(params.max_tokens, room);
+        const CacheUse use{caching_ && !chance(10),
+                           pick(0, priorities_ - 1),
+                           {0, static_cast<uint64_t>(pick(0, salts_ - 1))}};
+        Life life;
+        life.request = std::make_unique<Request>(static_cast<RequestId>(lives_.size()) + 1, prompt, params,
+                                                 random_(), new_tokens, kVocab, use);
+        scheduler_->check_can_ever_run(life.request->prompt_tokens, new_tokens);
+        for (const Life& other : lives_) {
+            const Request& theirs = *other.request;
+            if (!use.enabled || !theirs.block_table.cache_use().enabled || params.context_logits ||
+                theirs.block_table.cache_use().salt != use.salt) {
+                continue;
+            }
+            // They may still grow, and be equal for as long as this prompt is.
+            const auto common = [&](size_t length) {
+                length = std::min({length, theirs.tokens.size(), prompt.size() - 1});
+                return static_cast<int>(std::mismatch(prompt.begin(),
+                                                      prompt.begin() + static_cast<std::ptrdiff_t>(length),
+                                                      theirs.tokens.begin())
+                                            .first -
+                                        prompt.begin());
+            };
+            const bool ended = theirs.state == RequestState::kFinished;
+            const int shared = common(theirs.tokens.size());
+            const bool grows =
+                !ended && shared == std::min(theirs.num_tokens(), static_cast<int>(prompt.size()) - 1);
+            life.most_cached =
+                std::max(life.most_cached, grows ? static_cast<int>(prompt.size()) - 1 : shared);
+            if (ended && theirs.finish_reason != FinishReason::kError) {
+                const int full = computed_[other.request.get()] / kBlockTokens * kBlockTokens;
+                life.least_cached = std::max(life.least_cached, common(static_cast<size_t>(full)));
+            }
+        }
+        for (Life& other : lives_) {  // whoever is here may find what this one computes
+            const Request& theirs = *other.request;
+            if (theirs.num_output() > 0 || theirs.state == RequestState::kFinished ||
+                theirs.params.context_logits || !use.enabled || !theirs.block_table.cache_use().enabled ||
+                theirs.block_table.cache_use().salt != use.salt) {
+                continue;
+            }
+            other.most_cached = theirs.prompt_tokens - 1;
+        }
+        scheduler_->enqueue(*life.request);
+        lives_.push_back(std::move(life));
+        ++open_;
+        ++totals_.requests;
+    }
+
+    void cancel_one() {
+        Life& life = lives_[static_cast<size_t>(pick(0, static_cast<int>(lives_.size()) - 1))];
+        if (life.request->state == RequestState::kFinished) return;
+        computed_[life.request.get()] = life.request->num_computed;
+        life.request->finish(FinishReason::kCancelled);
+        scheduler_->remove(*life.request);
+        ended(life);
+        ++totals_.cancelled;
+    }
+
+    void step() {
+        const std::vector<Request*> before(scheduler_->running().begin(), scheduler_->running().end());
+        std::map<const Request*, Before> were;
+        for (const Request* request : before) were[request] = {request->num_computed, request->preemptions};
+        std::set<int32_t> waiting_priorities;
+        for (const Life& life : lives_) {
+            if (life.request->state == RequestState::kWaiting)
+                waiting_priorities.insert(life.request->priority());
+        }
+        const StepPlan& plan = scheduler_->schedule();
+        check_plan(plan, before);
+        check_preemptions(before, were, waiting_priorities);
+        totals_.copies += static_cast<int64_t>(plan.copies.size());
+        totals_.cached_tokens += plan.cached_tokens;
+        totals_.preemptions += plan.preemptions;
+        totals_.recomputed_tokens += plan.recomputed_tokens;
+        if (plan.chunks.empty()) {
+            require(open_ == 0, "a step does nothing while requests are there");
+            return;
+        }
+        ++totals_.steps;
+        runner_->pack(plan);
+        if (chance(200)) device_->failures = 1;
+        // Not in the rows of context logits, which are handed on as they are.
+        const auto has_context = [](const ScheduledChunk& chunk) {
+            return chunk.request->params.context_logits;
+        };
+        const bool poison = chance(200) && std::none_of(plan.chunks.begin(), plan.chunks.end(), has_context);
+        if (poison) {
+            const Request& victim = *plan.chunks[0].request;
+            device_->poisoned_history.assign(
+                victim.tokens.begin(),
+                victim.tokens.begin() + victim.num_computed + plan.chunks[0].num_tokens);
+        }
+        try {
+            runner_->forward(plan);
+        } catch (const std::runtime_error&) {
+            device_->scramble();
+            scheduler_->forget_cache();
+            for (Request* request : scheduler_->running()) request->finish(FinishReason::kError, "failed");
+            retire(true);
+            whole_cache_ = false;
+            ++totals_.failures;
+            return;
+        }
+        device_->poisoned_history.clear();
+        runner_->sample(plan);
+        for (const ScheduledChunk& chunk : plan.chunks) {
+            if (chunk.request->finish_reason != FinishReason::kError) continue;
+            require(poison, "logits were not finite: " + chunk.request->error);
+            whole_cache_ = false;
+            ++totals_.poisoned;
+        }
+        scheduler_->keep_computed();
+        retire(poison);
+    }
+
+    void retire(bool may_fail) {
+        std::vector<Life*> gone;
+        for (Request* request : scheduler_->running()) {
+            computed_[request] = request->num_computed;
+            if (request->state == RequestState::kFinished) gone.push_back(&life_of(*request));
+        }
+        scheduler_->retire_finished();
+        for (Life* life : gone) {
+            life->failed_allowed = may_fail;
+            ended(*life);
+        }
+        check_accounts();
+    }
+
+    Life& life_of(const Request& request) { return lives_[static_cast<size_t>(request.id) - 1]; }
+
+    void ended(Life& life) {
+        --open_;
+        const Request& request = *life.request;
+        const std::string name = "request " + std::to_string(request.id);
+        if (request.finish_reason == FinishReason::kError) {
+            require(life.failed_allowed, name + " failed: " + request.error);
+        }
+        check_output(request, name);
+        require(request.cached_tokens <= life.most_cached,
+                name + " took " + std::to_string(request.cached_tokens) + " tokens from the cache, and has " +
+                    std::to_string(life.most_cached) + " in common with others");
+        const bool whole = whole_cache_ && pool_->evictions() == 0;
+        // A part of a block is copied only where a block can be spared.
+        const int least = large_pool_ ? life.least_cached : life.least_cached / kBlockTokens * kBlockTokens;
+        if (whole && request.num_output() > 0) {
+            require(request.cached_tokens >= least, name + " took " + std::to_string(request.cached_tokens) +
+                                                        " tokens from the cache, which had " +
+                                                        std::to_string(life.least_cached));
+        }
+    }
+
+    // What the request says alone, straight from the definition: no batches, no chunks, no cache.
+    void check_output(const Request& request, const std::string& name) {
+        Sampler sampler(kVocab, kVocab);
+        std::vector<int32_t> history(request.prompt().begin(), request.prompt().end());
+        std::vector<float> logits(kVocab);
+        const auto prompt = static_cast<std::ptrdiff_t>(history.size());
+        const auto room = static_cast<size_t>(request.prompt_tokens + request.max_new_tokens);
+        int32_t stop = -1;
+        while (history.size() < room) {
+            hashed_logits(history, logits);
+            const std::vector<int32_t> output(history.begin() + prompt, history.end());
+            const int32_t token =
+                sampler.sample(logits, {request.params, request.seed, request.prompt(), output}, {}).token;
+            const auto& stops = request.params.stop_token_ids;
+            if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+                stop = token;
+                break;
+            }
+            history.push_back(token);
+        }
+        const bool early = request.finish_reason == FinishReason::kCancelled ||
+                           request.finish_reason == FinishReason::kError;
+        require(request.tokens.size() <= history.size() &&
+                    std::equal(request.tokens.begin(), request.tokens.end(), history.begin()),
+                name + " does not say what it says alone");
+        if (early) return;
+        require(request.tokens.size() == history.size(), name + " ended too early");
+        require(request.finish_reason == (stop >= 0 ? FinishReason::kStop : FinishReason::kLength) &&
+                    request.stop_token == stop,
+                name + " ended for another reason than alone");
+        if (!request.params.context_logits) return;
+        require(request.context_rows_left == 0, name + " lacks context logits");
+        for (size_t row = 0; row < static_cast<size_t>(request.prompt_tokens); ++row) {
+            hashed_logits(request.prompt().first(row + 1), logits);
+            require(std::equal(logits.begin(), logits.end(), request.context_logits.get() + row * kVocab),
+                    name + " has wrong context logits");
+        }
+    }
+
+    void check_plan(const StepPlan& plan, const std::vector<Request*>& before) {
+        int tokens = 0;
+        int rows = 0;
+        std::set<const Request*> moving;
+        for (const ScheduledChunk& chunk : plan.chunks) {
+            const Request& request = *chunk.request;
+            moving.insert(&request);
+            tokens += chunk.num_tokens;
+            rows += chunk.num_logits;
+            require(chunk.num_tokens > 0 && chunk.num_tokens <= request.num_pending(),
+                    "a chunk of a wrong size");
+            require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
+            const int last = request.num_computed + chunk.num_tokens - 1;
+            for (int p = request.num_computed / kBlockTokens; p <= last / kBlockTokens; ++p) {
+                const int32_t block = request.block_table.blocks()[static_cast<size_t>(p)];
+                require(pool_->references(block) == 1 && !pool_->tree().contains(block),
+                        "a step writes to a block that is not the request's alone");
+            }
+        }
+        require(tokens == plan.num_tokens && tokens <= limits_.max_num_tokens, "tokens of the step");
+        require(rows == plan.num_logit_rows && rows <= limits_.max_logit_rows, "rows of the step");
+        require(moving.size() == plan.chunks.size(), "a request is in the step twice");
+        require(static_cast<int>(scheduler_->running().size()) <= limits_.max_batch_size,
+                "requests of the step");
+        bool first_prefill = true;
+        const Request* previous = nullptr;
+        for (const Request* request : scheduler_->running()) {
+            require(previous == nullptr || previous->before(*request),
+                    "the running requests are out of order");
+            previous = request;
+            if (request->state == RequestState::kDecoding) {
+                require(moving.contains(request), "a decoding request stands still");
+            } else if (std::find(before.begin(), before.end(), request) != before.end() &&
+                       std::exchange(first_prefill, false)) {
+                require(moving.contains(request), "the first prefill stands still");
+            }
+        }
+    }
+
+    // Whoever had to go was of the lowest priority and had the least computed, and the first stayed.
+    void check_preemptions(const std::vector<Request*>& before, const std::map<const Request*, Before>& were,
+                           const std::set<int32_t>& waiting_priorities) {
+        for (size_t i = 0; i < before.size(); ++i) {
+            const Request& gone = *before[i];
+            if (gone.preemptions == were.at(&gone).preemptions) continue;
+            require(policy_ == CapacityPolicy::kMaxUtilization,
+                    "a request was set back although it had a guarantee");
+            const bool outranked =
+                !waiting_priorities.empty() && *waiting_priorities.begin() < gone.priority();
+            require(i > 0 || outranked, "the first running request was set back");
+            for (size_t j = 1; j < before.size(); ++j) {
+                const Request& other = *before[j];
+                if (other.preemptions != were.at(&other).preemptions) continue;
+                require(other.priority() < gone.priority() ||
+                            (other.priority() == gone.priority() &&
+                             were.at(&other).computed >= were.at(&gone).computed),
+                        "another request had less to lose");
+            }
+        }
+    }
+
+    void check_accounts() {
+        pool_->check_integrity();
+        std::map<int32_t, int> held;
+        int promised = 0;
+        size_t running = 0;
+        for (const Life& life : lives_) {
+            const BlockTable& table = life.request->block_table;
+            running += life.request->state == RequestState::kPrefilling ||
+                       life.request->state == RequestState::kDecoding;
+            if (life.request->state == RequestState::kFinished ||
+                life.request->state == RequestState::kWaiting) {
+                require(table.num_blocks() == 0, "a request that does not run holds blocks");
+            }
+            for (const int32_t block : table.blocks()) ++held[block];
+            promised += table.num_blocks() - static_cast<int>(table.blocks().size());
+        }
+        require(running == scheduler_->running().size(), "the running requests are not those that run");
+        require(pool_->used() == static_cast<int>(held.size()), "used blocks");
+        require(pool_->promised() == promised, "promised blocks");
+        for (const auto& [block, count] : held) require(pool_->references(block) == count, "references");
+    }
+
+    std::mt19937 random_;
+    FuzzTotals& totals_;
+    SchedulerLimits limits_;
+    CapacityPolicy policy_ = CapacityPolicy::kGuaranteedNoEvict;
+    int priorities_ = 1;
+    int salts_ = 1;
+    bool caching_ = true;
+    bool large_pool_ = false;  // nothing is ever evicted
+    uint32_t long_ = 1;        // one request in so many may have a long output
+    bool whole_cache_ = true;  // nothing was taken out of the cache but by eviction
+    std::unique_ptr<FakeDevice> device_;
+    std::unique_ptr<BlockPool> pool_;
+    std::unique_ptr<Scheduler> scheduler_;
+    std::unique_ptr<StepRunner> runner_;
+    std::vector<std::vector<int32_t>> families_;
+    std::vector<Life> lives_;                 // request ids are 1 and up
+    std::map<const Request*, int> computed_;  // at the last look
+    int open_ = 0;
+};
+
+}  // namespace castiron::testing
