@@ -50,7 +50,8 @@ class Reference:
             return self.source
         from ..calibration.reference import QuantizedModel
 
-        return QuantizedModel(self.source, self.checkpoint, self.plan)
+        keep = not self.source.streamed  # a model that fits in float32 fits twice
+        return QuantizedModel(self.source, self.checkpoint, self.plan, keep=keep)
 
 
 def measure(
