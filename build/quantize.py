@@ -107,7 +107,9 @@ def section(
     bits = sum(share.elements * share.bits_per_weight for share in shares) / max(1, elements)
     calibration = quantized.calibration
     recipe = "none" if calibration is None or calibration.recipe is None else calibration.recipe.name
-    worst, excluded, text = [], (), None
+    worst: list[LayerError] = []
+    excluded: tuple[str, ...] = ()
+    text = None
     if calibration is not None:
         excluded, text = calibration.excluded, calibration.text
         ranked = sorted(calibration.errors.items(), key=lambda item: -item[1])

@@ -49,7 +49,7 @@ def check_memory(source: SourceModel) -> None:
 
 def available_bytes() -> int:
     """Memory that is free on this machine."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
 def assign(
@@ -89,7 +89,7 @@ def sensitivities(
         def add(gradient: Tensor) -> None:
             costs[group_of[site]] += 0.5 * float((gradient * change).sum(-1).square().sum())
 
-        y.register_hook(add)
+        y.register_hook(add)  # type: ignore[no-untyped-call]  # torch's own
         return y
 
     count = max(1, _TOKENS // windows.ids.shape[1])
@@ -99,5 +99,6 @@ def sensitivities(
             ids = torch.from_numpy(np.ascontiguousarray(row[None]))
             start = embeddings(ids).detach().requires_grad_()
             logits = source.model(inputs_embeds=start, use_cache=False).logits[0, :-1]
-            functional.cross_entropy(logits, ids[0, 1:], reduction="sum").backward()
+            loss = functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
     return costs
