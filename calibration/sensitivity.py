@@ -33,7 +33,7 @@ _TOKENS: Final = 1024
 
 def needed_bytes(source: SourceModel) -> int:
     """Memory for the weights of the model and the activations that a backward pass keeps, in bytes."""
-    return 6 * sum(parameter.numel() for parameter in source.model.parameters())
+    return 6 * sum(int(parameter.numel()) for parameter in source.model.parameters())
 
 
 def check_memory(source: SourceModel) -> None:
