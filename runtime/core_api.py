@@ -58,8 +58,8 @@ class Core(Protocol):
     def poll(self, timeout: float) -> Sequence[CoreEvent]:
         """All events since the last call; waits at most ``timeout`` seconds for the first."""
 
-    def stats(self) -> dict[str, Any]:
-        """Counters and gauges."""
+    def stats(self, recent_steps: int = 0) -> dict[str, Any]:
+        """Counters and gauges; the records of the last steps, at most 1,024, under ``recent_steps``."""
 
     def shutdown(self) -> None:
         """End the engine thread and free everything."""

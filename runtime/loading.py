@@ -58,6 +58,8 @@ class RuntimeOptions:
         capacity_scheduler_policy: "guaranteed_no_evict" (a request starts when the KV cache has room for
             its longest possible output, and runs to its end) or "max_utilization" (it starts when there is
             room for its prompt; when room is short, requests are set back and computed again).
+        watchdog_timeout: a step that is longer on the device, in seconds, has hung: all requests end with an
+            error and the engine is dead. 0 = no such limit.
     """
 
     device: str = "auto"
@@ -74,6 +76,7 @@ class RuntimeOptions:
     enable_prefix_caching: bool = True
     scheduling_policy: str = SCHEDULING_POLICIES[0]
     capacity_scheduler_policy: str = CAPACITY_POLICIES[0]
+    watchdog_timeout: float = 600.0
 
     def check(self, engine: Engine) -> None:
         """Raise EngineError for values that make no sense or go over the engine's limits."""
@@ -88,6 +91,8 @@ class RuntimeOptions:
         ):
             if getattr(self, name) not in known:
                 raise EngineError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(known)}")
+        if not 0 <= self.watchdog_timeout <= 1e6:
+            raise EngineError(f"watchdog_timeout is {self.watchdog_timeout!r}; expected 0 (off) to 1000000 s")
         limits = engine.manifest.limits
         for name in ("max_batch_size", "max_num_tokens"):
             value, limit = getattr(self, name), getattr(limits, name)
@@ -144,6 +149,7 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
         "prefix_caching": options.enable_prefix_caching,
         "scheduling_policy": options.scheduling_policy,
         "capacity_scheduler_policy": options.capacity_scheduler_policy,
+        "watchdog_timeout": float(options.watchdog_timeout),
     }
     if program.kernels:
         given["kernel_images"] = engine.kernel_images(choice.target)

@@ -18,6 +18,7 @@ from .loading import RuntimeOptions, open_session
 from .outputs import RequestOutput, Update
 from .request_errors import ParameterError
 from .sampling_params import SamplingParams
+from .step_trace import chrome_trace
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,6 +63,7 @@ class ModelRunner:
         enable_prefix_caching: bool = True,
         scheduling_policy: str = "fcfs",
         capacity_scheduler_policy: str = "guaranteed_no_evict",
+        watchdog_timeout: float = 600.0,
     ) -> ModelRunner:
         """Load an engine that ``castiron build`` wrote.
 
@@ -77,7 +79,7 @@ class ModelRunner:
             kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
             kv_cache_fraction: the same as a part of the GPU's memory left by weights and activations.
             enable_prefix_caching: use the keys and values of earlier prompts that begin alike.
-            scheduling_policy, capacity_scheduler_policy: see ``RuntimeOptions``.
+            scheduling_policy, capacity_scheduler_policy, watchdog_timeout: see ``RuntimeOptions``.
 
         Raises:
             EngineError: no engine, a damaged one, or one for another version or device; an option over its
@@ -96,6 +98,7 @@ class ModelRunner:
             enable_prefix_caching=enable_prefix_caching,
             scheduling_policy=scheduling_policy,
             capacity_scheduler_policy=capacity_scheduler_policy,
+            watchdog_timeout=watchdog_timeout,
         )
         return cls(open_session(engine_dir, rank, options))
 
@@ -219,6 +222,10 @@ class ModelRunner:
     def stats(self) -> dict[str, Any]:
         """Counters and gauges of the runtime: requests, KV blocks, tokens, times of the last step."""
         return self._session.core.stats()
+
+    def chrome_trace(self, steps: int = 1024) -> dict[str, Any]:
+        """The last steps, at most 1,024, as a Chrome trace (JSON for https://ui.perfetto.dev)."""
+        return chrome_trace(self._session.core.stats(steps).get("recent_steps", []))
 
     def close(self) -> None:
         """Stop the engine and free its memory."""

@@ -200,6 +200,7 @@ class Session:
             except self._types.queue_full as e:
                 raise QueueFullError(f"{e}; try again later", retry_after=1) from None
             except self._types.dead as e:
+                self._failure = str(e)
                 raise EngineError(f"the engine stopped working: {e}; restart it") from None
             if not self._requests:
                 self._progress = time.monotonic()
@@ -269,6 +270,8 @@ class Session:
             self._end_all(f"the engine stopped working: {self._failure}")
 
     def _route(self, events: Sequence[CoreEvent]) -> None:
+        if self._failure is None and any(e.finish_reason == "error" for e in events):
+            self._failure = self.core.stats().get("dead") or None
         for event in events:
             with self._wake:
                 request = self._requests.get(event.request_id)

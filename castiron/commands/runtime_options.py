@@ -14,6 +14,7 @@ _NAMES = (
     *("device", "trust_plugins", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
     *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
     *("enable_prefix_caching", "scheduling_policy", "capacity_scheduler_policy"),
+    "watchdog_timeout",
 )
 
 device_option = click.option(
@@ -74,6 +75,12 @@ def runtime_options(function: _Function) -> _Function:
                 default="guaranteed_no_evict",
                 help="Start a request when its longest output fits, or when its prompt does and set requests "
                 "back when room is short.",
+            ),
+            click.option(
+                "--watchdog-timeout",
+                type=click.FloatRange(0, 1e6),
+                default=600.0,
+                help="Seconds after which a step on the device has hung: requests fail. 0 = never.",
             ),
         )
     ):

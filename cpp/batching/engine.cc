@@ -3,9 +3,12 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <optional>
 #include <random>
 #include <utility>
 
+#include "batching/stall_report.h"
 #include "sampling/philox.h"
 
 namespace castiron {
@@ -35,6 +38,10 @@ EngineOptions checked(const EngineOptions& options) {
         throw std::invalid_argument("max_queued_tokens is " + std::to_string(options.max_queued_tokens) +
                                     "; expected 1 or more, or 0 for no bound");
     }
+    if (!(options.watchdog_seconds >= 0 && options.watchdog_seconds <= 1e6)) {
+        throw std::invalid_argument("watchdog_timeout is " + std::to_string(options.watchdog_seconds) +
+                                    "; expected 0 (off) to 1000000 seconds");
+    }
     return options;
 }
 
@@ -54,6 +61,11 @@ uint64_t draw_entropy() {
     return (uint64_t{source()} << 32) | source();
 }
 
+// The device came back after the watchdog had given it up.
+struct GivenUp {};
+
+constexpr size_t kReportedSteps = 5;  // before the one that hangs
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size,
@@ -72,10 +84,11 @@ Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_s
     inbox_.reserve(static_cast<size_t>(options_.max_queue_size));
     update_gauges();
     thread_ = std::thread([this] { loop(); });
+    if (options_.watchdog_seconds > 0) watchdog_ = std::thread([this] { watch(); });
 }
 
 Engine::~Engine() {
-    shutdown();
+    if (!shutdown()) thread_.join();
 }
 
 RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
@@ -172,7 +185,7 @@ std::vector<Event> Engine::poll(std::chrono::duration<double> timeout) {
     for (const Event& event : events) {
         if (!event.finished) continue;
         const auto owner = live_.find(event.request_id);
-        finished.push_back(std::move(owner->second));
+        (hung_ && !thread_ended_ ? stranded_ : finished).push_back(std::move(owner->second));
         live_.erase(owner);
     }
     return events;
@@ -187,33 +200,44 @@ EngineStats Engine::stats(size_t recent_steps) const {
     return stats;
 }
 
-void Engine::shutdown() {
+bool Engine::shutdown() {
     {
         const std::lock_guard lock(mutex_);
         stopping_ = true;
     }
     work_.notify_one();
     const std::lock_guard joining(join_mutex_);
+    {
+        std::unique_lock lock(mutex_);
+        ends_.wait(lock, [this] { return thread_ended_ || hung_; });
+        if (!ends_.wait_for(lock, std::chrono::seconds(1), [this] { return thread_ended_; })) return false;
+    }
     if (thread_.joinable()) thread_.join();
+    if (watchdog_.joinable()) watchdog_.join();
+    return true;
 }
 
 // --- the engine thread ---
 
 void Engine::loop() {
     pthread_setname_np(pthread_self(), "castiron-engine");
-    std::string failure;
     try {
         StepRecord record;
         while (take_in(record)) {
             step(record);
             record = {};
         }
+        end_all(FinishReason::kCancelled, "");
+    } catch (const GivenUp&) {
+        // All has ended already.
     } catch (const std::exception& error) {
-        failure = error.what();
+        end_all(FinishReason::kError, error.what());
     } catch (...) {
-        failure = "an exception of unknown type";
+        end_all(FinishReason::kError, "an exception of unknown type");
     }
-    end_all(failure.empty() ? FinishReason::kCancelled : FinishReason::kError, failure);
+    const std::lock_guard lock(mutex_);
+    thread_ended_ = true;
+    ends_.notify_all();
 }
 
 // Sleeps until there is work, takes in what was submitted and cancelled. False when it is time to end.
@@ -307,19 +331,26 @@ void Engine::step(StepRecord& record) {
 
 // False when the device failed; the running requests have ended then.
 bool Engine::run_device(const StepPlan& plan) {
-    std::string failure;
+    std::optional<std::string> failure;
+    bool lost = false;
+    enter_device(plan);
     try {
         runner_.forward(plan);
-        failures_in_a_row_ = 0;
-        return true;
     } catch (const DeviceLostError& error) {
-        throw std::runtime_error("the device is lost: " + std::string(error.what()));
+        failure = error.what();
+        lost = true;
     } catch (const std::exception& error) {
         failure = error.what();
     } catch (...) {
         failure = "an exception of unknown type";
     }
-    const std::string message = "the device failed: " + failure;
+    leave_device();
+    if (!failure) {
+        failures_in_a_row_ = 0;
+        return true;
+    }
+    if (lost) throw std::runtime_error("the device is lost: " + *failure);
+    const std::string message = "the device failed: " + *failure;
     if (++failures_in_a_row_ == kMaxDeviceFailures) {
         throw std::runtime_error(message + " (" + std::to_string(kMaxDeviceFailures) + " times in a row)");
     }
@@ -327,6 +358,19 @@ bool Engine::run_device(const StepPlan& plan) {
     touched_.assign(scheduler_.running().begin(), scheduler_.running().end());
     for (Request* request : touched_) request->finish(FinishReason::kError, message);
     return false;
+}
+
+// From here to leave_device() the engine thread reads nothing but the packed step and its block tables.
+void Engine::enter_device(const StepPlan& plan) {
+    const std::lock_guard lock(mutex_);
+    on_device_ = &plan;
+    on_device_since_ = Clock::now();
+}
+
+void Engine::leave_device() {
+    const std::lock_guard lock(mutex_);
+    on_device_ = nullptr;
+    if (hung_) throw GivenUp{};
 }
 
 // Makes the step's news visible to poll() and stats().
@@ -412,6 +456,45 @@ void Engine::end_all(FinishReason reason, const std::string& message) {
         ended_ = true;
     }
     events_.notify_all();
+    ends_.notify_all();
+}
+
+// --- the watchdog's thread ---
+
+void Engine::watch() {
+    pthread_setname_np(pthread_self(), "castiron-watch");
+    const std::chrono::duration<double> limit(options_.watchdog_seconds);
+    std::unique_lock lock(mutex_);
+    while (!ends_.wait_for(lock, limit / 4, [this] { return ended_; })) {
+        const std::chrono::duration<double> since = Clock::now() - on_device_since_;
+        if (on_device_ == nullptr || since < limit) continue;
+        give_up(since.count());
+        return;
+    }
+}
+
+// Under mutex_, while the engine thread waits for the device. What it uses stays as it is.
+void Engine::give_up(double seconds) {
+    hung_ = stopping_ = true;
+    const std::string message = "step " + std::to_string(steps_) + " has been on the device for " +
+                                std::to_string(seconds) + " s, and watchdog_timeout is " +
+                                std::to_string(options_.watchdog_seconds) + " s";
+    stats_.dead = message;
+    stats_.stall_report =
+        describe_stall(steps_, seconds, *on_device_, scheduler_, pool_, trace_.last(kReportedSteps));
+    std::fputs(stats_.stall_report.c_str(), stderr);
+    for (const auto& [id, request] : live_) {
+        if (request->state != RequestState::kFinished) request->finish(FinishReason::kError, message);
+        if (!request->published_finish) publish(*request);
+    }
+    inbox_.clear();
+    inbox_tokens_ = 0;
+    cancels_.clear();
+    stats_.running = stats_.waiting = 0;
+    stats_.waiting_tokens = 0;
+    ended_ = true;
+    events_.notify_all();
+    ends_.notify_all();
 }
 
 }  // namespace castiron

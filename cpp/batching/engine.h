@@ -39,6 +39,7 @@ struct EngineOptions {
     bool prefix_caching = true;     // use the keys and values of a prompt's beginning if they are there
     SchedulingPolicy scheduling = SchedulingPolicy::kFcfs;
     CapacityPolicy capacity = CapacityPolicy::kGuaranteedNoEvict;
+    double watchdog_seconds = 0;  // a step that is longer on the device has hung; 0: no such limit
 };
 
 // What a request says besides how its tokens are chosen.
@@ -80,7 +81,8 @@ struct EngineStats {
     int64_t prompt_tokens = 0;                   // computed in prefill, recomputed ones among them
     int64_t generated_tokens = 0;
     int64_t device_failures = 0;
-    std::string dead;  // why, if it is
+    std::string dead;          // why, if it is
+    std::string stall_report;  // what the engine was doing when a step hung
     StepRecord last_step;
     std::vector<StepRecord> recent_steps;
 };
@@ -96,6 +98,10 @@ struct EngineStats {
 // A device failure ends the running requests with an error, empties the prefix cache, and the loop goes on;
 // after kMaxDeviceFailures in a row, when the device is lost, or after any failure of the engine itself, it
 // is dead: all requests end with the error and submit() refuses.
+//
+// A step that stays on the device for watchdog_seconds has hung: a second thread ends all requests with an
+// error, writes the engine's state to stderr and to stats(), and the engine is dead. The device may still be
+// reading what belongs to those requests, so that memory stays until the engine thread is back.
 class Engine {
 public:
     static constexpr int kMaxDeviceFailures = 3;
@@ -119,8 +125,10 @@ public:
     // shutdown.
     [[nodiscard]] std::vector<Event> poll(std::chrono::duration<double> timeout);
     [[nodiscard]] EngineStats stats(size_t recent_steps) const;
-    // Cancels what runs and joins the thread, within a step. Events that are left can still be polled.
-    void shutdown();
+    // Cancels what runs and joins the thread, within a step. Events that are left can still be polled. False
+    // when the device has hung and the thread is not back a second later: then destroying the engine would
+    // wait for it, maybe for ever.
+    bool shutdown();
 
     [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
     [[nodiscard]] const PoolSize& pool_size() const { return pool_size_; }
@@ -142,6 +150,10 @@ private:
     void step(StepRecord& record);
     [[nodiscard]] bool take_in(StepRecord& record);
     [[nodiscard]] bool run_device(const StepPlan& plan);
+    void enter_device(const StepPlan& plan);
+    void leave_device();
+    void watch();
+    void give_up(double seconds);
     void check_cache();
     void end_all(FinishReason reason, const std::string& message);
     void hand_over(StepRecord& record);
@@ -169,8 +181,14 @@ private:
     mutable std::mutex mutex_;
     std::condition_variable work_;    // for the engine thread
     std::condition_variable events_;  // for poll()
+    std::condition_variable ends_;    // for the watchdog and shutdown()
     bool stopping_ = false;
-    bool ended_ = false;
+    bool ended_ = false;                   // nothing more happens to any request
+    bool thread_ended_ = false;            // the engine thread will not touch anything any more
+    bool hung_ = false;                    // the watchdog has ended everything
+    const StepPlan* on_device_ = nullptr;  // what the device is doing
+    Clock::time_point on_device_since_;
+    std::vector<std::unique_ptr<Request>> stranded_;  // polled to the end while the device hangs
     RequestId next_id_ = 1;
     std::unordered_map<RequestId, std::unique_ptr<Request>> live_;  // until its last event is polled
     std::vector<Request*> inbox_;
@@ -184,7 +202,8 @@ private:
     std::mutex poll_mutex_;
     std::vector<News> polled_;  // under poll_mutex_; swapped with the outbox
     std::mutex join_mutex_;
-    std::thread thread_;  // last: it starts when all the rest is there
+    std::thread thread_;  // last: they start when all the rest is there
+    std::thread watchdog_;
 };
 
 }  // namespace castiron

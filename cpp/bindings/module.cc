@@ -91,10 +91,14 @@ Options options_from(nb::handle dict) {
     options.cuda.max_batch_size = options.engine.max_batch_size;
     options.cuda.vocab_limit = options.engine.vocab_limit;
     boolean("cuda_graphs", options.cuda.graphs);
-    if (const nb::object value = fields.optional("kv_cache_fraction"); value.is_valid() && !value.is_none()) {
-        if (!PyFloat_Check(value.ptr())) bad_value(fields.path("kv_cache_fraction"), value, "a float");
-        options.cuda.kv_cache_fraction = PyFloat_AS_DOUBLE(value.ptr());
-    }
+    const auto number = [&](const char* key, double& to) {
+        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
+            if (!PyFloat_Check(value.ptr())) bad_value(fields.path(key), value, "a float");
+            to = PyFloat_AS_DOUBLE(value.ptr());
+        }
+    };
+    number("kv_cache_fraction", options.cuda.kv_cache_fraction);
+    number("watchdog_timeout", options.engine.watchdog_seconds);
     boolean("huge_pages", options.host.huge_pages);
     if (const nb::object value = fields.optional("isa"); value.is_valid() && !value.is_none()) {
         options.host.isa = as_string(value, fields.path("isa"));
@@ -103,14 +107,21 @@ Options options_from(nb::handle dict) {
         options.kernel_images = value;
     }
     fields.finish({"num_threads", "kv_cache_blocks", "max_batch_size", "max_num_tokens", "max_queue_size",
-                   "max_queued_tokens", "prefix_caching", "scheduling_policy", "capacity_scheduler_policy",
-                   "vocab_limit", "huge_pages", "isa", "kernel_images", "device_index", "cuda_graphs",
-                   "kv_cache_fraction"});
+                   "max_queued_tokens", "prefix_caching", "watchdog_timeout", "scheduling_policy",
+                   "capacity_scheduler_policy", "vocab_limit", "huge_pages", "isa", "kernel_images",
+                   "device_index", "cuda_graphs", "kv_cache_fraction"});
     return options;
 }
 
 // An engine and what stats() says about its memory.
 struct PyEngine {
+    PyEngine() = default;
+    PyEngine(PyEngine&&) = default;
+    ~PyEngine() {
+        // A device that hangs must not keep the interpreter from ending: its engine is left where it is.
+        if (engine != nullptr && !engine->shutdown()) static_cast<void>(engine.release());
+    }
+
     std::unique_ptr<Engine> engine;
     StaticStats fixed;
 };

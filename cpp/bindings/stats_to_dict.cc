@@ -94,6 +94,7 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["requests_finished"] = finished;
     dict["device_failures"] = stats.device_failures;
     dict["dead"] = stats.dead;
+    dict["stall_report"] = stats.stall_report;
     dict["last_step"] = record_to_dict(stats.last_step);
     dict["max_batch_size"] = limits.max_batch_size;
     dict["max_num_tokens"] = limits.max_num_tokens;

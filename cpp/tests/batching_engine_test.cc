@@ -135,6 +135,10 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
         const Limits limits{pick(1, 9), pick(1, 60), pick(1, 9), pick(20, 200)};
         EngineOptions options;
         options.kv_cache_blocks = blocks_for_tokens(limits.max_seq_len) + pick(0, 12);
+        options.prefix_caching = random() % 4 != 0;
+        if (random() % 2 == 0) options.capacity = CapacityPolicy::kMaxUtilization;
+        if (random() % 2 == 0) options.scheduling = SchedulingPolicy::kPriority;
+        const std::vector<int32_t> family = random_prompt(random, limits.max_seq_len);
         const bool on_device = seed % 2 == 1;
         Bench bench(limits, options, on_device);
         struct Sent {
@@ -161,8 +165,12 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
             if (random() % 3 == 0) params.min_tokens = pick(0, params.max_tokens);
             if (random() % 3 == 0) params.logprobs = random() % 20 == 0 ? kMaxDeviceLogprobs + 1 : pick(0, 3);
             params.context_logits = random() % (on_device ? 40 : 5) == 0;
-            const auto prompt = random_prompt(random, pick(1, limits.max_seq_len - 1));
-            const RequestId id = bench.engine->submit(prompt, params);
+            auto prompt = random() % 2 == 0 ? family : random_prompt(random, limits.max_seq_len);
+            prompt.resize(static_cast<size_t>(pick(1, limits.max_seq_len - 1)));
+            RequestOptions request_options;
+            request_options.cache_salt.low = random() % 2;
+            if (options.scheduling == SchedulingPolicy::kPriority) request_options.priority = pick(-1, 1);
+            const RequestId id = bench.engine->submit(prompt, params, request_options);
             sent[id] = {prompt, params};
             if (random() % 6 == 0) {
                 cancelled.push_back(
@@ -346,6 +354,47 @@ TEST_CASE("a lost device makes the engine dead at once: running and waiting requ
     CHECK_THROWS_WITH_AS(static_cast<void>(bench.engine->submit(prompt, greedy(1))),
                          "the engine is dead: the device is lost: the fake device was told to vanish",
                          EngineDeadError);
+}
+
+TEST_CASE("a step that hangs ends every request with the reason, and what the engine was doing is kept") {
+    const Limits limits{2, 32, 2, 100};
+    EngineOptions options;
+    options.watchdog_seconds = 0.2;
+    Bench bench(limits, options);
+    Outcomes outcomes;
+    const RequestId first = bench.engine->submit(std::vector<int32_t>{1, 2, 3}, greedy(5));
+    finish_all(*bench.engine, outcomes, 1);
+    CHECK(outcomes[first].reason == FinishReason::kLength);
+    bench.device->hangs = true;
+    for (int i = 0; i < 3; ++i) bench.engine->submit(std::vector<int32_t>{1, 2, i}, greedy(50));
+    finish_all(*bench.engine, outcomes, 4);
+    outcomes.erase(first);
+    for (const auto& [id, outcome] : outcomes) {
+        CHECK(outcome.reason == FinishReason::kError);
+        CHECK(outcome.error.find("has been on the device for") != std::string::npos);
+    }
+    CHECK_THROWS_AS(bench.engine->submit(std::vector<int32_t>{1}, greedy(1)), EngineDeadError);
+    const EngineStats stats = bench.engine->stats(0);
+    CHECK(stats.dead.find("watchdog_timeout is 0.2") != std::string::npos);
+    CHECK(stats.stall_report.find("KV blocks: ") != std::string::npos);
+    CHECK(stats.stall_report.find("prompt tokens, 0 generated") != std::string::npos);
+    CHECK(stats.running == 0);
+    CHECK_FALSE(bench.engine->shutdown());
+    bench.device->hangs = false;
+}
+
+TEST_CASE("a slow device is not taken for one that hangs") {
+    const Limits limits{2, 32, 2, 100};
+    EngineOptions options;
+    options.watchdog_seconds = 2;
+    Bench bench(limits, options);
+    bench.device->delay = 30ms;
+    Outcomes outcomes;
+    const RequestId id = bench.engine->submit(std::vector<int32_t>{1, 2, 3}, greedy(80));
+    finish_all(*bench.engine, outcomes, 1);
+    CHECK(outcomes[id].reason == FinishReason::kLength);
+    CHECK(bench.engine->stats(0).stall_report.empty());
+    CHECK(bench.engine->shutdown());
 }
 
 TEST_CASE("logits that are not finite end their request alone") {

@@ -105,6 +105,7 @@ public:
     std::span<const float> forward(const Batch& batch) override {
         ++steps;
         if (delay.count() > 0) std::this_thread::sleep_for(delay);
+        while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         if (lost) throw DeviceLostError("the fake device was told to vanish");
         if (failures > 0) {
             --failures;
@@ -163,8 +164,9 @@ public:
         for (size_t i = 0; i < cache_.size(); ++i) cache_[i] = static_cast<int32_t>(i % 7) - kFirstGarbage;
     }
 
-    std::atomic<bool> lost{false};  // every step throws that the device is lost
-    std::atomic<int> failures{0};   // so many of the next steps throw
+    std::atomic<bool> hangs{false};  // steps do not come back
+    std::atomic<bool> lost{false};   // every step throws that the device is lost
+    std::atomic<int> failures{0};    // so many of the next steps throw
     std::atomic<int> steps{0};
     std::chrono::microseconds delay{0};
     std::vector<int32_t> poisoned_history;  // logits after this history are NaN

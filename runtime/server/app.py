@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import castiron
 
+from ..step_trace import chrome_trace
 from . import errors
 from .chat import chat_completions
 from .completions import completions
@@ -81,6 +82,11 @@ def make_app(service: Service) -> ASGIApp:
     @app.get("/version")
     async def version() -> Response:
         return JSONResponse({"version": castiron.__version__})
+
+    @app.get("/trace")
+    async def trace() -> Response:
+        stats = await service.off_loop(lambda: service.engine.session.core.stats(1024))
+        return JSONResponse(chrome_trace(stats.get("recent_steps", [])))
 
     @app.get("/metrics")
     async def metrics() -> Response:

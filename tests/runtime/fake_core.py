@@ -156,7 +156,7 @@ class FakeCore:
                 self._arrived.clear()
             return events
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, recent_steps: int = 0) -> dict[str, Any]:
         with self._lock:
             running, waiting = len(self._running), len(self._waiting)
         return {

@@ -138,15 +138,18 @@ def test_preempted_requests_say_what_they_say_alone(start: Any) -> None:
             ({}, {"temperature": 1.0, "seed": 4}, {"repetition_penalty": 1.4}, {"frequency_penalty": 0.7}) * 2
         )
     ]
-    ids = [core.submit(prompt(tokens), params(**fields)) for tokens, fields in given]
-    outcomes = finish(core, ids)
-    stats = core.stats()
+    expected = [run(cold, tokens, **fields)[0] for tokens, fields in given]
+    for _ in range(50):  # on a busy machine they may come so slowly that there is room for each
+        ids = [core.submit(prompt(tokens), params(**fields)) for tokens, fields in given]
+        outcomes = finish(core, ids)
+        for request, alone in zip(ids, expected, strict=True):
+            assert outcomes[request].token_ids == alone.token_ids
+            assert [x.top for x in outcomes[request].logprobs] == [x.top for x in alone.logprobs]
+        stats = core.stats()
+        if stats["preemptions"] > 0:
+            break
     assert stats["preemptions"] > 0
     assert stats["recomputed_tokens"] > 0
-    for request, (tokens, fields) in zip(ids, given, strict=True):
-        alone, _ = run(cold, tokens, **fields)
-        assert outcomes[request].token_ids == alone.token_ids
-        assert [x.top for x in outcomes[request].logprobs] == [x.top for x in alone.logprobs]
 
 
 def test_priorities_decide_who_runs_first(start: Any) -> None:

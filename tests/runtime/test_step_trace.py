@@ -1,0 +1,48 @@
+"""Steps as a Chrome trace, and sessions that notice a dead core."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from castiron.runtime import _core
+from castiron.runtime.sampling_params import SamplingParams
+from castiron.runtime.step_trace import chrome_trace
+from core_engine import arguments, generate, tiny
+from fake_core import FakeEvent, make_session
+
+from castiron.errors import EngineError
+
+
+def test_steps_follow_each_other_in_the_trace(tmp_path: Path) -> None:
+    core = _core.Engine(**arguments(tiny.write_tiny_engine(tmp_path / "tiny", golden=False)))
+    generate(core, [1, 2, 3], max_tokens=5)
+    trace = json.loads(json.dumps(chrome_trace(core.stats(1024)["recent_steps"])))
+    core.shutdown()
+    steps = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 1]
+    assert [e["name"] for e in steps] == [f"step {i}" for i in range(1, 6)]
+    assert [e["args"]["prefill_tokens"] for e in steps] == [3, 0, 0, 0, 0]
+    assert [e["args"]["decode_tokens"] for e in steps] == [0, 1, 1, 1, 1]
+    for earlier, later in itertools.pairwise(steps):
+        # Microseconds as doubles of seconds: exact to far less than a nanosecond.
+        assert earlier["ts"] + earlier["dur"] <= later["ts"] + 1e-3
+    phases = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 2]
+    assert [e["name"] for e in phases[:4]] == ["take in", "schedule", "device", "sample"]
+
+
+def test_a_session_whose_core_died_says_so() -> None:
+    session = make_session()
+    core = session.core
+    updates = []
+    core.poll = lambda _: [FakeEvent(1, finished=True, finish_reason="error", error="step 3 hangs")]
+    core.stats = lambda recent_steps=0: {"dead": "step 3 hangs"}
+    session.submit([1, 2], SamplingParams(max_tokens=2, detokenize=False), updates.append)
+    while not updates:
+        pass
+    assert updates[0].error == "step 3 hangs"
+    assert session.failure == "step 3 hangs"
+    with pytest.raises(EngineError, match="the engine stopped working: step 3 hangs; restart it"):
+        session.submit([1, 2], SamplingParams(max_tokens=2, detokenize=False), updates.append)
+    session.close()
