@@ -13,17 +13,19 @@ _STEP_INPUTS = get_args(StepInput)
 _SAMPLING_INPUTS = frozenset(_STEP_INPUTS[_STEP_INPUTS.index("temperature") :])
 #: Most blocks in each dimension of a grid (CUDA C++ programming guide, technical specifications).
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
-_TRITON_TYPE = {
-    "f32": "*fp32",
-    "bf16": "*bf16",
-    "f16": "*fp16",
-    "i32": "*i32",
-    "i8": "*i8",
-    "u8": "*u8",
-    "f8e4m3": "*fp8e4nv",
-    "i4": "*u8",
-    "f4e2m1": "*u8",
+#: What a kernel may take an operand for: codes are also bytes, those of four bits in words too.
+_TRITON_TYPES = {
+    "f32": ("*fp32",),
+    "bf16": ("*bf16",),
+    "f16": ("*fp16",),
+    "i32": ("*i32",),
+    "i8": ("*i8",),
+    "u8": ("*u8",),
+    "f8e4m3": ("*fp8e4nv", "*u8"),
+    "i4": ("*u32", "*u8"),
+    "f4e2m1": ("*u32", "*u8"),
 }
+_KNOWN_TYPES = frozenset(kind for kinds in _TRITON_TYPES.values() for kind in kinds)
 _Fail = Callable[..., NoReturn]
 
 
@@ -125,5 +127,5 @@ class LaunchChecker:
             if arg.weight not in step.weights or arg.weight not in self._weights:
                 self._fail("{} gives weight {!r}, which is no operand of it", where, arg.weight)
             dtype = self._weights[arg.weight]
-        if dtype is not None and kind in _TRITON_TYPE.values() and kind != _TRITON_TYPE[dtype]:
+        if dtype is not None and kind in _KNOWN_TYPES and kind not in _TRITON_TYPES[dtype]:
             self._fail("{} gives {} of {} where the kernel takes {}", where, given[name], dtype, kind)

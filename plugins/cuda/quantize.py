@@ -43,7 +43,7 @@ def rounded_input(
     if form.x_storage == "as it is" and form.quant.columns is None:
         return RoundedInput(x)
     if form.x_format in _BLOCKS:
-        return float4_input(x, y, form, context, use, when, codes=False)
+        return float4_input(x, y, form, context, when, codes=False)
     columns = form.quant.columns is not None
     stride = -(-form.inputs // _ALIGNMENT) * _ALIGNMENT
     dtype: Literal["bf16", "f16", "f32", "i8", "f8e4m3"] = context.half
@@ -98,13 +98,11 @@ def float4_input(
     y: str,
     form: QuantizedForm,
     context: Context,
-    use: WeightUse,
     when: When | None,
     *,
     codes: bool,
 ) -> RoundedInput:
     """x rounded to float4 in blocks: as ``codes`` with block scales, or as numbers in half precision."""
-    columns = form.quant.columns is not None
     block = _BLOCKS[form.x_format]
     blocks = -(-form.inputs // block)
     rows, label = x.shape[0], "fp4" if codes else "x"
@@ -123,7 +121,6 @@ def float4_input(
         quantize_fp4_rows,
         {
             "x": pointer(x.dtype),
-            "columns": "*i32" if columns else pointer(out.dtype),
             "codes": pointer(out.dtype),
             "block_scales": pointer(in_blocks.dtype),
             "row_scales": pointer(stored.dtype),
@@ -138,14 +135,12 @@ def float4_input(
             "PADDED_GROUPS": next_power_of_two(-(-stride * (2 if codes else 1) // block)),
             "STATIC": not dynamic,
             "ROUND_ONLY": not codes,
-            "HAS_COLUMNS": columns,
         },
         num_warps=_warps(form.inputs),
         num_stages=1,
     )
     args = (
         value(x.name),
-        weight(0) if columns else value(out.name),
         value(out.name),
         value(in_blocks.name),
         value(stored.name),
@@ -153,7 +148,7 @@ def float4_input(
         Param("f32", form.x_scale or 1.0),
     )
     made = tuple(operand for operand in (out, scales, block_scales) if operand is not None)
-    call = _call("quantize", x, made, use if columns else None, kernel, args, when)
+    call = _call("quantize", x, made, None, kernel, args, when)
     return RoundedInput(out, scales, block_scales, made, call)
 
 

@@ -263,7 +263,7 @@ def _lower(op: Op, context: Context) -> Lowering:
     x_read = rounded_input(x, y.name, form, context, columns, few)
     many_x = x_read
     if form.scaled:
-        many_x = float4_input(x, y.name, form, context, columns, many, codes=True)
+        many_x = float4_input(x, y.name, form, context, many, codes=True)
     x_bytes = 4 if x_read.x.dtype == "f32" else form.x_bytes
     product = _Product(
         form,

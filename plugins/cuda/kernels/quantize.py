@@ -99,7 +99,6 @@ def quantize_rows(
 @triton.jit
 def quantize_fp4_rows(
     x,
-    columns,
     codes,
     block_scales,
     row_scales,
@@ -112,7 +111,6 @@ def quantize_fp4_rows(
     PADDED_GROUPS: tl.constexpr,
     STATIC: tl.constexpr,
     ROUND_ONLY: tl.constexpr,
-    HAS_COLUMNS: tl.constexpr,
 ):
     """One row a program: x [T, K] to float4 in blocks of GROUP: 16 is NVFP4, 32 MXFP4.
 
@@ -122,19 +120,10 @@ def quantize_fp4_rows(
     and there are no block scales.
     """
     row = tl.program_id(0).to(tl.int64)
-    HALF_GROUP: tl.constexpr = GROUP // 2
     group = tl.arange(0, PADDED_GROUPS)
-    byte = group[:, None] * HALF_GROUP + tl.arange(0, HALF_GROUP)[None, :]
-    first = byte // 8 * 16 + byte % 2 * 8 + byte % 8 // 4 * 2 + byte % 4 // 2
-    second = first + 4
-    low_at, high_at = first, second
-    if HAS_COLUMNS:
-        low_at = tl.load(columns + first, mask=first < K, other=0)
-        high_at = tl.load(columns + second, mask=second < K, other=0)
-    x_row = x + row * x_stride
-    low = tl.load(x_row + low_at, mask=first < K, other=0.0).to(tl.float32)
-    high = tl.load(x_row + high_at, mask=second < K, other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(low), axis=1), tl.max(tl.abs(high), axis=1))
+    k = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    value = tl.load(x + row * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(value), axis=1)
     if GROUP == 16:
         if STATIC:
             over = static_scale
@@ -149,15 +138,16 @@ def quantize_fp4_rows(
         bits = exponent.to(tl.uint8)
         inner = power_of_two(exponent)
         scale = inner
-    divisor = _or_one(scale)[:, None]
-    low = tl.where(scale[:, None] > 0, round_fp4(tl.div_rn(low, divisor)), 0.0)
-    high = tl.where(scale[:, None] > 0, round_fp4(tl.div_rn(high, divisor)), 0.0)
+    rounded = round_fp4(tl.div_rn(value, _or_one(scale)[:, None]))
+    rounded = tl.where(scale[:, None] > 0, rounded, 0.0)
     if ROUND_ONLY:
-        KIND: tl.constexpr = codes.dtype.element_ty
-        out = codes + row * STRIDE
-        tl.store(out + first, (low * inner[:, None]).to(KIND), mask=first < STRIDE)
-        tl.store(out + second, (high * inner[:, None]).to(KIND), mask=second < STRIDE)
+        numbers = (rounded * inner[:, None]).to(codes.dtype.element_ty)
+        tl.store(codes + row * STRIDE + k, numbers, mask=k < STRIDE)
     else:
-        packed = fp4_bits(low) | (fp4_bits(high) << 4)
-        tl.store(codes + row * STRIDE + byte, packed.to(tl.uint8), mask=byte < STRIDE)
+        # Input 8e + 4s + 2j + h of a run of 16 is half s of byte 4j + 2h + e.
+        RUNS: tl.constexpr = PADDED_GROUPS * GROUP // 16
+        halves = tl.permute(tl.reshape(fp4_bits(rounded), [RUNS, 2, 2, 2, 2]), [0, 3, 4, 1, 2])
+        low, high = tl.split(tl.reshape(halves, [RUNS, 8, 2]))
+        byte = tl.arange(0, RUNS)[:, None] * 8 + tl.arange(0, 8)[None, :]
+        tl.store(codes + row * STRIDE + byte, (low | (high << 4)).to(tl.uint8), mask=byte < STRIDE)
         tl.store(block_scales + row * GROUPS + group, bits, mask=group < GROUPS)

@@ -146,6 +146,8 @@ def _advance(
         sums = acc + sums.to(tl.float32) * factors[0]
         if GATED:
             up_sums = up + up_sums.to(tl.float32) * factors[1]
+        else:
+            up_sums = up
     return sums, up_sums
 
 
