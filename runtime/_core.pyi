@@ -49,12 +49,34 @@ class SamplingParams:
     seed: int | None
     """uint64; None draws one. Same seed and same request give the same tokens, whatever else runs."""
     stop_token_ids: list[int]
+    first_mask: Any
+    """numpy uint32: bits of the tokens that may come first. Given: every later token waits for a mask."""
+    allowed_token_ids: list[int]
+    """Ascending; the only tokens that may be chosen. Empty: all."""
+    bad_words: list[list[int]]
+    """Runs of tokens that no output may contain."""
+    no_repeat_ngram_size: int
+    """No run of so many tokens may appear twice in prompt and output; 0: off."""
+    logit_bias: dict[int, float]
+    """Added to the logits of single tokens."""
     logprobs: int
     """-1: none; else how many of the likeliest tokens come with each token's own log-probability."""
     context_logits: bool
     """Logits of every prompt token are wanted."""
 
     def __init__(self) -> None: ...
+
+class MaskWish:
+    """Tokens of a request, of which somebody is to make the mask of the next one."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far: what the mask is for."""
+    @property
+    def tokens(self) -> list[int]:
+        """Since the last wish."""
 
 class TokenLogprobs:
     """Raw log-softmax at one token's place, before penalties and temperature."""

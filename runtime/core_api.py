@@ -58,6 +58,15 @@ class Core(Protocol):
     def poll(self, timeout: float) -> Sequence[CoreEvent]:
         """All events since the last call; waits at most ``timeout`` seconds for the first."""
 
+    def poll_masks(self, timeout: float) -> Sequence[Any]:
+        """See ``MaskCore``."""
+
+    def give_mask(self, request_id: int, num_output: int, mask: npt.NDArray[np.uint32]) -> None:
+        """See ``MaskCore``."""
+
+    def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:
+        """See ``MaskCore``."""
+
     def stats(self, recent_steps: int = 0) -> dict[str, Any]:
         """Counters and gauges; the records of the last steps, at most 1,024, under ``recent_steps``."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from .request_errors import ParameterError
+from .structured_output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
 #: More alternatives than anybody plots; keeps one request from making the engine copy the vocabulary each
@@ -19,6 +20,8 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKENS = 1024
 MAX_N = 128
 MAX_SALT_CHARS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,14 @@ class SamplingParams:
         stop: strings that end the text; matched across token borders.
         stop_token_ids: tokens that end the output besides the model's EOS tokens.
         ignore_eos: go on after the model's EOS tokens.
+        logit_bias: {token id: number added to its logit}, before penalties and temperature; -100 and 100 all
+            but forbid and force a token.
+        allowed_token_ids: the only tokens that may be chosen (empty = all). Name the end-of-sequence token
+            too if the output is to end by itself.
+        bad_words: strings that the text may not contain, matched as the tokens they are made of, at the
+            beginning of a word and inside one.
+        no_repeat_ngram_size: no run of so many tokens may appear twice in prompt and output (0 = off).
+        structured_output: the form that the text must have; the output ends when it is complete.
         logprobs: return the log-probability of each token and of this many alternatives (None = none).
             They are the raw log-softmax of the logits, before penalties and temperature.
         n: outputs for each prompt; output k uses ``seed + k``.
@@ -69,6 +80,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    no_repeat_ngram_size: int = 0
+    structured_output: StructuredOutput | None = None
     logprobs: int | None = None
     n: int = 1
     skip_special_tokens: bool = True
@@ -100,8 +116,20 @@ class SamplingParams:
             _refuse("repetition_penalty", 0, "a number greater than 0 (1 switches it off)")
         put("presence_penalty", _number("presence_penalty", self.presence_penalty, -100.0, 100.0))
         put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -100.0, 100.0))
-        put("stop", _stop_strings(self.stop))
-        put("stop_token_ids", _stop_tokens(self.stop_token_ids))
+        put("stop", _strings("stop", self.stop, MAX_STOP_STRINGS))
+        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
+        put("logit_bias", _logit_bias(self.logit_bias))
+        allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, None)
+        put("allowed_token_ids", tuple(sorted(set(allowed))))
+        put("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
+        put("no_repeat_ngram_size", _integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 2**31 - 1))
+        if self.structured_output is not None:
+            if not isinstance(self.structured_output, StructuredOutput):
+                _refuse("structured_output", self.structured_output, "a StructuredOutput")
+            if self.min_tokens:
+                _refuse(
+                    "min_tokens", self.min_tokens, "0 with structured output, which says when it is complete"
+                )
         if self.logprobs is not None:
             put("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         put("n", _integer("n", self.n, 1, MAX_N))
@@ -151,26 +179,44 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
     return number
 
 
-def _stop_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+def _strings(name: str, value: str | Iterable[str] | None, most: int) -> tuple[str, ...]:
     if value is not None and not isinstance(value, Iterable):
-        _refuse("stop", value, "a string or a list of strings")
+        _refuse(name, value, "a string or a list of strings")
     strings: tuple[Any, ...] = () if value is None else (value,) if isinstance(value, str) else tuple(value)
-    if len(strings) > MAX_STOP_STRINGS:
-        _refuse("stop", strings, f"at most {MAX_STOP_STRINGS} strings")
+    if len(strings) > most:
+        _refuse(name, strings, f"at most {most} strings")
     for s in strings:
         if not isinstance(s, str) or not 1 <= len(s) <= MAX_STOP_STRING_CHARS:
             _refuse(
-                "stop", s, f"a string of 1 to {MAX_STOP_STRING_CHARS} characters, or a list of such strings"
+                name, s, f"a string of 1 to {MAX_STOP_STRING_CHARS} characters, or a list of such strings"
             )
     return strings
 
 
-def _stop_tokens(value: Iterable[int] | None) -> tuple[int, ...]:
+def _token_ids(name: str, value: Iterable[int] | None, most: int | None) -> tuple[int, ...]:
     if value is None:
         return ()
     if isinstance(value, (bool, str)) or not isinstance(value, Iterable):
-        _refuse("stop_token_ids", value, "a list of token ids")
-    tokens = tuple(_integer("stop_token_ids", t, 0, 2**31 - 1) for t in value)
-    if len(tokens) > MAX_STOP_TOKENS:
-        _refuse("stop_token_ids", tokens, f"at most {MAX_STOP_TOKENS} token ids")
+        _refuse(name, value, "a list of token ids")
+    tokens = tuple(_integer(name, t, 0, 2**31 - 1) for t in value)
+    if most is not None and len(tokens) > most:
+        _refuse(name, tokens, f"at most {most} token ids")
     return tokens
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        _refuse("logit_bias", value, "an object of token ids and numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        _refuse("logit_bias", value, f"at most {MAX_LOGIT_BIAS} token ids")
+    bias = {}
+    for token, number in value.items():
+        # JSON has strings for keys only
+        if isinstance(token, str) and token.isascii() and token.isdigit():
+            token = int(token[:12])
+        bias[_integer("a key of logit_bias", token, 0, 2**31 - 1)] = _number(
+            "a value of logit_bias", number, -1e4, 1e4
+        )
+    return bias

@@ -17,12 +17,15 @@ import numpy as np
 from castiron.errors import EngineError, RequestError
 
 from .core_api import Core, CoreEvent, CoreTypes, EngineInfo
+from .core_params import check_token_ids, core_params
+from .mask_thread import MaskThread
 from .outputs import Update
 from .request import Request, Sink
 from .request_errors import ContextLengthError, ParameterError, QueueFullError
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from .grammar import Grammars, Matcher
     from .tokenizer import Tokenizer
     from .tokenizer_preload import TokenizerPreload
 
@@ -63,6 +66,8 @@ class Session:
         self._failure: str | None = None
         self._after_batch: list[Callable[[], None]] = []
         self._tokenizer_lock = threading.Lock()
+        self._grammars: Grammars | None = None
+        self._masks = MaskThread(core)
         self._preload = preload
         self._progress = time.monotonic()
         self._thread = threading.Thread(target=self._dispatch, name="castiron-events", daemon=True)
@@ -153,13 +158,11 @@ class Session:
             raise ParameterError(
                 "stop strings need a tokenizer, and this engine has none; use stop_token_ids", param="stop"
             )
-        for token in params.stop_token_ids:
-            if token >= self.info.vocab_size:
-                raise ParameterError(
-                    f"stop_token_ids holds {token}; expected ids below the vocabulary size "
-                    f"{self.info.vocab_size}",
-                    param="stop_token_ids",
-                )
+        if params.bad_words and self.info.tokenizer_dir is None:
+            raise ParameterError(
+                "bad_words need a tokenizer, and this engine has none; use logit_bias", param="bad_words"
+            )
+        check_token_ids(params, self.info.vocab_size)
         if asked is None:
             asked = min(limit - len(ids), default_max_tokens or limit)
         resolved = replace(params, max_tokens=asked)
@@ -181,9 +184,14 @@ class Session:
         ids, params = self.check(prompt_ids, params)
         make = None if self.info.tokenizer_dir is None else lambda: self._detokenizer(ids, params)
         request = Request(ids, params, self._eos, make, sink)
-        core_params = self._core_params(params, context_logits)
+        core = core_params(
+            params, self._types.make_params, self.info, self.need_tokenizer, context_logits=context_logits
+        )
         prompt = np.asarray(ids, dtype=np.int32)
         salt = b"" if params.cache_salt is None else _digest(params.cache_salt)
+        matcher = self._matcher(params)
+        if matcher is not None:
+            core.first_mask = matcher.mask()
         if os.getpid() != self._process:
             raise EngineError(
                 "this process was forked from the one that loaded the engine, and an engine's threads do not "
@@ -194,7 +202,9 @@ class Session:
             if self._capacity is not None and len(self._requests) >= self._capacity:
                 raise self._full()
             try:
-                request.id = self.core.submit(prompt, core_params, params.priority, salt)
+                request.id = self._queue(
+                    lambda: self.core.submit(prompt, core, params.priority, salt), matcher
+                )
             except ValueError as e:
                 raise RequestError(str(e)) from None
             except self._types.queue_full as e:
@@ -207,6 +217,41 @@ class Session:
             self._requests[request.id] = request
             self._wake.notify()
         return request
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what can be done before ``submit``, which is quick then: the grammar is compiled and kept.
+
+        Raises:
+            RequestError: the grammar is wrong, or this engine cannot follow one.
+        """
+        self._matcher(params)
+
+    def _matcher(self, params: SamplingParams) -> Matcher | None:
+        """Where the output starts in its grammar; compiled now, unless it was before."""
+        if params.structured_output is None:
+            return None
+        if not self.info.eos_token_ids:
+            raise ParameterError(
+                "structured output needs an end-of-sequence token, and this engine's checkpoint names none",
+                param="structured_outputs",
+            )
+        with self._tokenizer_lock:
+            if self._grammars is None:
+                self._grammars = self._make_grammars()
+        return self._grammars.matcher(params.structured_output)
+
+    def _make_grammars(self) -> Grammars:
+        from .grammar import Grammars
+
+        if self.info.tokenizer_dir is None:
+            raise ParameterError(
+                "structured output needs a tokenizer, and this engine has none", param="structured_outputs"
+            )
+        file = self.info.tokenizer_dir / "tokenizer.json"
+        return Grammars(file, self.info.vocab_size, self.info.eos_token_ids)
+
+    def _queue(self, submit: Callable[[], int], matcher: Matcher | None) -> int:
+        return submit() if matcher is None else self._masks.submit(matcher, submit)
 
     def cancel(self, request: Request) -> None:
         """End a request early; its sink still gets a last update (``cancelled``) unless it is done."""
@@ -224,6 +269,7 @@ class Session:
             self._wake.notify()
         self._thread.join()
         self.core.shutdown()
+        self._masks.close()
         atexit.unregister(self.close)
 
     def _detokenizer(self, ids: list[int], params: SamplingParams) -> Any:
@@ -242,18 +288,6 @@ class Session:
             raise EngineError(f"the engine stopped working: {self._failure}; restart it")
         if self._closed:
             raise EngineError("the engine is closed; open it again with from_dir")
-
-    def _core_params(self, params: SamplingParams, context_logits: bool) -> Any:
-        core = self._types.make_params()
-        for name in _SAME_NAME:
-            setattr(core, name, getattr(params, name))
-        stops = (
-            params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.info.eos_token_ids)
-        )
-        core.stop_token_ids = sorted(set(stops))
-        core.logprobs = -1 if params.logprobs is None else params.logprobs
-        core.context_logits = context_logits
-        return core
 
     def _dispatch(self) -> None:
         try:
@@ -277,6 +311,7 @@ class Session:
                 request = self._requests.get(event.request_id)
                 if request is not None and event.finished:
                     del self._requests[event.request_id]
+                    self._masks.drop(event.request_id)
             if request is None or request.done:
                 continue
             try:
@@ -301,20 +336,6 @@ class Session:
                 request.sink(Update(finish_reason="error", error=why))
         for hook in self._after_batch:
             hook()
-
-
-_SAME_NAME = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
 
 
 def _digest(salt: str) -> bytes:

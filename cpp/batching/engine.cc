@@ -127,6 +127,17 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
     auto request =
         std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_, cache);
 
+    // Of a request that is refused below, too: it is dropped then.
+    struct Masked {
+        MaskExchange& masks;
+        RequestId id;
+        bool kept = false;
+        ~Masked() {
+            if (!kept) masks.drop(id);
+        }
+    } masked{masks_, id};
+    if (request->constrained()) masks_.add(id, request->params.first_mask, new_tokens);
+
     lock.lock();
     if (!stats_.dead.empty()) throw EngineDeadError("the engine is dead: " + stats_.dead);
     if (stopping_) throw EngineDeadError("the engine was shut down");
@@ -145,6 +156,7 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
     inbox_.push_back(request.get());
     live_.emplace(id, std::move(request));
     ++stats_.requests_submitted;
+    masked.kept = true;
     lock.unlock();
     work_.notify_one();
     return id;
@@ -205,6 +217,7 @@ bool Engine::shutdown() {
         const std::lock_guard lock(mutex_);
         stopping_ = true;
     }
+    masks_.close();  // or a step could wait for one
     work_.notify_one();
     const std::lock_guard joining(join_mutex_);
     {
@@ -320,8 +333,10 @@ void Engine::step(StepRecord& record) {
     if (computed) {
         touched_.clear();
         for (const ScheduledChunk& chunk : plan.chunks) touched_.push_back(chunk.request);
+        take_masks(plan);
         runner_.sample(plan);
         scheduler_.keep_computed();
+        ask_for_masks(plan);
     }
     record.schedule = std::chrono::duration<double>(scheduled - begin).count();
     record.forward = std::chrono::duration<double>(forwarded - scheduled).count();
@@ -373,6 +388,29 @@ void Engine::leave_device() {
     if (hung_) throw GivenUp{};
 }
 
+// The masks of the tokens that the step will choose; they were asked for when the tokens before became known.
+void Engine::take_masks(const StepPlan& plan) {
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        Request& request = *chunk.request;
+        if (!request.constrained() || !chunk.completes()) continue;
+        try {
+            request.mask = masks_.wait(request.id, request.num_output(), kMaskPatience);
+        } catch (const std::exception& error) {
+            request.finish(FinishReason::kError, error.what());
+        }
+    }
+}
+
+void Engine::ask_for_masks(const StepPlan& plan) {
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        Request& request = *chunk.request;
+        if (request.mask.empty()) continue;  // no token was chosen by one
+        request.mask = {};
+        if (request.state != RequestState::kDecoding) continue;
+        masks_.ask(request.id, request.tokens.back(), request.num_output());
+    }
+}
+
 // Makes the step's news visible to poll() and stats().
 void Engine::hand_over(StepRecord& record) {
     scheduler_.retire_finished();
@@ -422,6 +460,7 @@ void Engine::publish(Request& request) {
     news.finished = finished;
     request.published_context |= context;
     request.published_finish = finished;
+    if (finished && request.constrained()) masks_.drop(request.id);
     if (finished) ++stats_.requests_finished[static_cast<size_t>(request.finish_reason)];
 }
 

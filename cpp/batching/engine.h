@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "batching/event.h"
+#include "batching/mask_exchange.h"
 #include "batching/scheduler.h"
 #include "batching/step_runner.h"
 #include "batching/trace.h"
@@ -106,6 +107,8 @@ class Engine {
 public:
     static constexpr int kMaxDeviceFailures = 3;
     static constexpr std::chrono::milliseconds kIdleCheck{500};
+    // How long a step waits for the mask of a grammar before it ends that request.
+    static constexpr std::chrono::seconds kMaskPatience{5};
 
     // Reserves the device's KV pool and starts the thread. Throws std::invalid_argument on options out of
     // range.
@@ -130,6 +133,8 @@ public:
     // wait for it, maybe for ever.
     bool shutdown();
 
+    // Where the masks of requests with a first_mask are asked for and given.
+    [[nodiscard]] MaskExchange& masks() { return masks_; }
     [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
     [[nodiscard]] const PoolSize& pool_size() const { return pool_size_; }
 
@@ -156,6 +161,8 @@ private:
     void give_up(double seconds);
     void check_cache();
     void end_all(FinishReason reason, const std::string& message);
+    void take_masks(const StepPlan& plan);
+    void ask_for_masks(const StepPlan& plan);
     void hand_over(StepRecord& record);
     void publish(Request& request);
     void update_gauges();
@@ -176,6 +183,8 @@ private:
     int64_t steps_ = 0;
     int64_t checked_steps_ = 0;  // at the last check of the cache
     int failures_in_a_row_ = 0;
+
+    MaskExchange masks_;
 
     // Shared, under mutex_.
     mutable std::mutex mutex_;

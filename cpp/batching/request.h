@@ -52,6 +52,8 @@ struct alignas(64) Request {
     [[nodiscard]] bool before(const Request& other) const {
         return priority() != other.priority() ? priority() < other.priority() : id < other.id;
     }
+    // Whether a mask from outside decides which tokens may come.
+    [[nodiscard]] bool constrained() const { return !params.first_mask.empty(); }
 
     // Asks for what a step will read.
     void prefetch() const {
@@ -84,7 +86,8 @@ struct alignas(64) Request {
     BlockTable block_table;
 
     const SamplingParams params;
-    TokenCounts seen;  // what penalties look at; empty without any
+    std::span<const uint32_t> mask;  // of the token that the step chooses, while it does
+    TokenCounts seen;                // what penalties look at; empty without any
     const uint64_t seed;
     const RequestId id;
     int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news

@@ -64,7 +64,9 @@ void StepRunner::sample(const StepPlan& plan) {
         const auto end = row + static_cast<size_t>(chunk.num_logits);
         if (request.wants_context_logits()) keep_context_logits(chunk, logits_.data() + row * vocab_size_);
         request.num_computed += chunk.num_tokens;
-        if (completes && request.max_new_tokens == 0) {
+        if (request.state == RequestState::kFinished) {
+            // Its grammar had no mask to give.
+        } else if (completes && request.max_new_tokens == 0) {
             request.finish(FinishReason::kLength);
         } else if (completes) {
             sample_next(request, end - 1);
@@ -91,8 +93,9 @@ void StepRunner::sample_next(Request& request, size_t row) {
     const SampledToken sampled =
         device_samples_
             ? sampled_row(row, top)
-            : sampler_.sample(logits_.subspan(row * vocab_size_, vocab_size_),
-                              {request.params, request.seed, request.prompt(), request.output()}, top);
+            : sampler_.sample(
+                  logits_.subspan(row * vocab_size_, vocab_size_),
+                  {request.params, request.seed, request.prompt(), request.output(), request.mask}, top);
     switch (sampled.status) {
         case SampleStatus::kOk:
             request.append(sampled);

@@ -2,6 +2,7 @@
 // it is given; the GIL is released wherever a call may wait.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,6 +36,13 @@ namespace {
 
 using namespace nb::literals;
 using Prompt = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A timeout that C++ can represent; NaN becomes 0.
+std::chrono::duration<double> seconds_from(double timeout) {
+    constexpr double kLongest = 3600;
+    return std::chrono::duration<double>(timeout > 0 ? std::min(timeout, kLongest) : 0.0);
+}
 
 struct Options {
     EngineOptions engine;
@@ -183,10 +192,8 @@ RequestId submit(PyEngine& self, const Prompt& prompt, const SamplingParams& par
 }
 
 std::vector<Event> poll(PyEngine& self, double timeout) {
-    constexpr double kLongest = 3600;  // keeps the deadline representable, and turns NaN into 0
-    const double seconds = timeout > 0 ? std::min(timeout, kLongest) : 0.0;
     const nb::gil_scoped_release unlocked;
-    return self.engine->poll(std::chrono::duration<double>(seconds));
+    return self.engine->poll(seconds_from(timeout));
 }
 
 nb::object context_logits(const Event& event) {
@@ -257,6 +264,34 @@ NB_MODULE(_core, m) {
         .def_rw("frequency_penalty", &SamplingParams::frequency_penalty)
         .def_rw("seed", &SamplingParams::seed, nb::for_setter(nb::arg("seed").none()))
         .def_rw("stop_token_ids", &SamplingParams::stop_token_ids)
+        .def_prop_rw(
+            "first_mask", [](const SamplingParams& self) { return self.first_mask; },
+            [](SamplingParams& self, const Mask& mask) {
+                self.first_mask.assign(mask.data(), mask.data() + mask.size());
+            },
+            nb::for_setter(nb::arg("mask").noconvert()))
+        .def_prop_rw(
+            "allowed_token_ids", [](const SamplingParams& self) { return self.rules.allowed; },
+            [](SamplingParams& self, std::vector<int32_t> ids) { self.rules.allowed = std::move(ids); })
+        .def_prop_rw(
+            "bad_words", [](const SamplingParams& self) { return self.rules.bad_words; },
+            [](SamplingParams& self, std::vector<std::vector<int32_t>> words) {
+                self.rules.bad_words = std::move(words);
+            })
+        .def_prop_rw(
+            "no_repeat_ngram_size", [](const SamplingParams& self) { return self.rules.no_repeat_ngram; },
+            [](SamplingParams& self, int size) { self.rules.no_repeat_ngram = size; })
+        .def_prop_rw(
+            "logit_bias",
+            [](const SamplingParams& self) {
+                std::map<int32_t, float> bias;
+                for (const TokenBias& entry : self.rules.bias) bias[entry.token] = entry.bias;
+                return bias;
+            },
+            [](SamplingParams& self, const std::map<int32_t, float>& bias) {
+                self.rules.bias.clear();
+                for (const auto& [token, value] : bias) self.rules.bias.push_back({token, value});
+            })
         .def_rw("logprobs", &SamplingParams::logprobs)
         .def_rw("context_logits", &SamplingParams::context_logits);
 
@@ -284,6 +319,11 @@ NB_MODULE(_core, m) {
         .def_ro("cached_tokens", &Event::cached_tokens)
         .def_prop_ro("context_logits", &context_logits);
 
+    nb::class_<MaskWish>(m, "MaskWish")
+        .def_ro("request_id", &MaskWish::request_id)
+        .def_ro("num_output", &MaskWish::num_output)
+        .def_ro("tokens", &MaskWish::tokens);
+
     nb::class_<PyEngine>(m, "Engine")
         .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a)
         .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a, "priority"_a = 0,
@@ -292,6 +332,27 @@ NB_MODULE(_core, m) {
             "cancel", [](PyEngine& self, RequestId id) { self.engine->cancel(id); }, "request_id"_a,
             nb::call_guard<nb::gil_scoped_release>())
         .def("poll", &poll, "timeout"_a)
+        .def(
+            "poll_masks",
+            [](PyEngine& self, double timeout) {
+                const nb::gil_scoped_release unlocked;
+                return self.engine->masks().poll(seconds_from(timeout));
+            },
+            "timeout"_a)
+        .def(
+            "give_mask",
+            [](PyEngine& self, RequestId id, int num_output, const Mask& mask) {
+                const std::span<const uint32_t> words(mask.data(), mask.size());
+                const nb::gil_scoped_release unlocked;
+                self.engine->masks().give(id, num_output, words);
+            },
+            "request_id"_a, "num_output"_a, nb::arg("mask").noconvert())
+        .def(
+            "refuse_mask",
+            [](PyEngine& self, RequestId id, int num_output, const std::string& reason) {
+                self.engine->masks().refuse(id, num_output, reason);
+            },
+            "request_id"_a, "num_output"_a, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "stats",
             [](PyEngine& self, size_t recent_steps) {

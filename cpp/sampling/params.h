@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "sampling/token_rules.h"
+
 namespace castiron {
 
 // Most top log-probabilities that a request may ask for per token.
@@ -24,6 +26,9 @@ struct SamplingParams {
     float frequency_penalty = 0.0F;   // 0: off; over the output, per occurrence
     std::optional<uint64_t> seed;     // none: a random one
     std::vector<int32_t> stop_token_ids;
+    TokenRules rules;
+    // Bits of the tokens that may come first; empty unless a grammar constrains the output (mask_exchange.h).
+    std::vector<uint32_t> first_mask;
     int logprobs = -1;            // -1: none; else how many of the likeliest besides the chosen token's
     bool context_logits = false;  // logits of every prompt token are wanted
 

@@ -43,8 +43,11 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingContex
         return result;
     }
     const bool may_stop = static_cast<int>(context.output.size()) >= params.min_tokens;
-    if (params.has_penalties() || (!may_stop && !params.stop_token_ids.empty())) {
+    const bool constrained = !params.rules.empty() || !context.mask.empty();
+    if (constrained || params.has_penalties() || (!may_stop && !params.stop_token_ids.empty())) {
         std::copy(row.begin(), row.end(), row_.begin());
+        if (!context.mask.empty()) apply_mask(context.mask, row_);
+        params.rules.apply(row_, context.prompt, context.output);
         if (!may_stop) mask_stop_tokens(params);
         if (params.has_penalties()) apply_penalties(context);
         row = row_;

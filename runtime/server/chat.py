@@ -37,6 +37,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     params = service.params(
         body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
     )
+    await service.prepare(params)
     generation = Generation(service, [prompt], params)
     answer = _Answer(service, body, generation, params.n)
     if body.stream:
@@ -64,9 +65,6 @@ def _check(body: ChatBody) -> None:
                 f"chat_template_kwargs holds {name!r}, which is a field of the request itself",
                 "chat_template_kwargs",
             )
-    if body.response_format is not None and body.response_format.type != "text":
-        kind = body.response_format.type[:80]
-        raise ApiError(501, f"response_format {kind!r} is not supported by this server", "response_format")
 
 
 def _encode(service: Service, body: ChatBody) -> list[int]:

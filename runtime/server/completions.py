@@ -43,6 +43,7 @@ async def completions(service: Service, request: Request) -> Response:
         raise ParameterError("max_tokens is 0; expected at least 1 (0 is for echo=true)", "max_tokens")
     params = service.params(body, max_tokens=max_tokens, logprobs=body.logprobs)
     scoring = bool(body.echo) and body.logprobs is not None
+    await service.prepare(params)
     generation = Generation(service, prompts, params, context_logits=scoring)
     answer = _Answer(service, body, generation, texts, params.n)
     if body.stream:

@@ -24,6 +24,33 @@ class StreamOptions(_Body):
     continuous_usage_stats: StrictBool | None = None
 
 
+class JsonSchemaFormat(_Body):
+    """OpenAI's wrapping of a schema."""
+
+    name: StrictStr | None = None
+    #: Absent: any JSON object.
+    schema_: dict[str, Any] | StrictBool | None = Field(default=None, alias="schema")
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(_Body):
+    """How the answer is to be shaped."""
+
+    type: StrictStr = "text"
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(_Body):
+    """vLLM's extension: exactly one of the fields."""
+
+    #: A schema, or its text.
+    json_: dict[str, Any] | StrictStr | None = Field(default=None, alias="json")
+    json_object: StrictBool | None = None
+    regex: StrictStr | None = None
+    choice: list[StrictStr] | None = None
+    grammar: StrictStr | None = None
+
+
 class _Generation(_Body):
     """Fields that both endpoints share; None = the model's default, else the API's."""
 
@@ -49,8 +76,12 @@ class _Generation(_Body):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool | None = None
-    #: Not served yet: refused when given, because ignoring them would change the answer.
-    logit_bias: dict[str, Any] | None = None
+    logit_bias: dict[str, Number] | None = None
+    allowed_token_ids: TokenList | None = None
+    bad_words: list[StrictStr] | None = None
+    no_repeat_ngram_size: StrictInt | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionBody(_Generation):
@@ -64,12 +95,6 @@ class CompletionBody(_Generation):
     add_special_tokens: StrictBool | None = None
 
 
-class ResponseFormat(_Body):
-    """How the answer is to be shaped."""
-
-    type: StrictStr = "text"
-
-
 class ChatBody(_Generation):
     """POST /v1/chat/completions."""
 
@@ -79,7 +104,6 @@ class ChatBody(_Generation):
     top_logprobs: StrictInt | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -17,6 +17,7 @@ from ..sampling_params import SamplingParams
 from .errors import ApiError
 from .metrics import Metrics
 from .protocol import ChatBody, CompletionBody
+from .structured import structured_output
 
 _T = TypeVar("_T")
 #: Sampling fields that a checkpoint's generation_config.json may set, by the same names there and here.
@@ -33,6 +34,10 @@ _PASSED_ON = (
     "n",
     "stop",
     "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "no_repeat_ngram_size",
     "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
@@ -119,7 +124,20 @@ class Service:
         """Sampling parameters: the request's, else the model's, else the API's."""
         given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
         has_tokenizer = self.engine.session.info.tokenizer_dir is not None
-        return SamplingParams(**{**self._defaults, **given, "detokenize": has_tokenizer, **changes})
+        return SamplingParams(
+            **{
+                **self._defaults,
+                **given,
+                "structured_output": structured_output(body),
+                "detokenize": has_tokenizer,
+                **changes,
+            }
+        )
+
+    async def prepare(self, params: SamplingParams) -> None:
+        """Compile the request's grammar on a thread, so that submitting it takes no time on the loop."""
+        if params.structured_output is not None:
+            await self.off_loop(lambda: self.engine.session.prepare(params))
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """Status and body: can the engine make progress?"""
@@ -146,5 +164,3 @@ def refuse_unserved(body: CompletionBody | ChatBody) -> None:
     """Refuse what would change the answer and is not served, instead of ignoring it."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only for stream=true", "stream_options")
-    if body.logit_bias:
-        raise ApiError(501, "logit_bias is not supported by this server", "logit_bias")

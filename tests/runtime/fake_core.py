@@ -28,6 +28,10 @@ class FakeParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop_token_ids: list[int] = field(default_factory=list)
+    no_repeat_ngram_size: int = 0
+    allowed_token_ids: list[int] = field(default_factory=list)
+    bad_words: list[list[int]] = field(default_factory=list)
+    logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int = -1
     context_logits: bool = False
 

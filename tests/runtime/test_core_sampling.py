@@ -30,6 +30,16 @@ def expected_distribution(logits: np.ndarray[Any, Any], fields: dict[str, Any]) 
     scores = torch.from_numpy(logits.astype(np.float64))[None]
     ids = torch.tensor([PROMPT])
     chain: list[Any] = []
+    if "allowed_token_ids" in fields:
+        others = sorted(set(range(scores.shape[-1])) - set(fields["allowed_token_ids"]))
+        chain.append(processors.SuppressTokensLogitsProcessor(others))
+    if "bad_words" in fields:
+        chain.append(processors.NoBadWordsLogitsProcessor(fields["bad_words"]))
+    if "no_repeat_ngram_size" in fields:
+        chain.append(processors.NoRepeatNGramLogitsProcessor(fields["no_repeat_ngram_size"]))
+    if "logit_bias" in fields:
+        bias = {(token,): value for token, value in fields["logit_bias"].items()}
+        chain.append(processors.SequenceBiasLogitsProcessor(bias))
     if "repetition_penalty" in fields:
         chain.append(processors.RepetitionPenaltyLogitsProcessor(fields["repetition_penalty"]))
     chain.append(processors.TemperatureLogitsWarper(fields.get("temperature", 1.0)))
@@ -55,6 +65,10 @@ def expected_distribution(logits: np.ndarray[Any, Any], fields: dict[str, Any]) 
         {"temperature": 2.0, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
         {"temperature": 2.0, "repetition_penalty": 1.6},
         {"temperature": 2.0, "repetition_penalty": 0.6, "top_p": 0.7},
+        {"allowed_token_ids": [2, 9, 30, 52]},
+        {"bad_words": [[4], [5], [11, 12]], "temperature": 2.0},
+        {"no_repeat_ngram_size": 1, "temperature": 2.0},
+        {"logit_bias": {7: 3.0, 8: -100.0, 40: 1.5}, "repetition_penalty": 1.3},
     ],
     ids=str,
 )

@@ -36,7 +36,9 @@ BAD = [
     ({"prompt": [[5], [1 << 70]], "echo": True, "max_tokens": 0, "logprobs": 1}, 400, "prompt"),
     ({}, 400, "prompt"),
     ({"prompt": "x", "model": "other"}, 404, "model"),
-    ({"prompt": "x", "logit_bias": {"5": 1}}, 501, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"five": 1}}, 400, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"5": "much"}}, 400, "logit_bias"),
+    ({"prompt": "x", "allowed_token_ids": [1 << 30]}, 400, "allowed_token_ids"),
 ]
 
 

@@ -1,0 +1,141 @@
+"""Grammars at work: compiled by llguidance, kept for the next request, one matcher for each output."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from castiron.errors import EngineError
+
+from .request_errors import ParameterError
+from .structured_output import StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: Compiled grammars that are kept; a service has a handful of schemas.
+CACHE_SIZE = 128
+#: The exponential ones end here instead of in minutes of compiling.
+_LIMITS = {"initial_lexer_fuel": 1_000_000, "max_grammar_size": 500_000, "step_max_items": 50_000}
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. Any thread; compiling takes milliseconds to a second.
+
+    Args:
+        tokenizer_file: tokenizer.json.
+        vocab_size: columns of the logits.
+        eos_token_ids: tokens that may end a text once it is complete.
+    """
+
+    def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._file = tokenizer_file
+        self._words = -(-vocab_size // 32)
+        self._vocab_size = vocab_size
+        self._eos = list(eos_token_ids)
+        self._lock = threading.Lock()
+        self._ready: LLTokenizer | None = None
+        self._cache: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+
+    def matcher(self, wanted: StructuredOutput) -> Matcher:
+        """A matcher at the beginning of the text.
+
+        Raises:
+            ParameterError: the grammar is wrong, unsupported or too complex; the text says where.
+        """
+        source = wanted.source
+        with self._lock:
+            found = self._cache.get(source)
+            if found is not None:
+                self._cache.move_to_end(source)
+        if found is None:
+            found = self._compiled(*source)
+            with self._lock:
+                self._cache[source] = found
+                while len(self._cache) > CACHE_SIZE:
+                    self._cache.popitem(last=False)
+        return Matcher(found.deep_copy(), self._words, self._eos)
+
+    def _compiled(self, kind: str, text: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            if kind == "json_schema":
+                grammar = LLMatcher.grammar_from_json_schema(text)
+            elif kind == "regex":
+                grammar = LLMatcher.grammar_from_regex(text)
+            else:
+                grammar = LLMatcher.grammar_from_lark(any_to_lark(text))
+            matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+        except (ValueError, RecursionError) as e:
+            raise ParameterError(
+                f"the {_NAMES[kind]} cannot be used: {_first(e)}", param="structured_outputs"
+            ) from None
+        if matcher.is_error():
+            raise ParameterError(
+                f"the {_NAMES[kind]} cannot be used: {_first(matcher.get_error())}",
+                param="structured_outputs",
+            )
+        return matcher
+
+    def _tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._ready is None:
+                try:
+                    self._ready = LLTokenizer(
+                        str(self._file), n_vocab=self._vocab_size, eos_token=self._eos or None
+                    )
+                except ValueError as e:
+                    raise EngineError(
+                        f"the engine's tokenizer cannot be used for structured output: {_first(e)}"
+                    ) from None
+            return self._ready
+
+
+class Matcher:
+    """Where one output stands in its grammar. One thread at a time."""
+
+    def __init__(self, matcher: LLMatcher, words: int, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros(words, np.uint32)
+        self._ends = np.zeros(words, np.uint32)
+        for token in eos_token_ids:
+            self._ends[token // 32] |= np.uint32(1 << (token % 32))
+
+    def mask(self) -> npt.NDArray[np.uint32]:
+        """Bits of the tokens that may come next (bit t % 32 of word t // 32), valid until the next call.
+
+        Raises:
+            RuntimeError: the grammar has become too complex, or holds a token that it should not.
+        """
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return self._ends
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._check()
+        return self._mask
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take tokens that were generated. Raises RuntimeError as ``mask`` does."""
+        self._matcher.consume_tokens(list(tokens))
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RuntimeError(_first(self._matcher.get_error()))
+
+
+_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+
+
+def _first(error: Any) -> str:
+    """The first lines of a message, which quotes the whole grammar behind them."""
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,199 @@
+"""Grammars over a tokenizer: whatever is drawn from their masks is a text of the form."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import make_tokenizer
+import numpy as np
+import pytest
+from castiron.runtime.grammar import Grammars, Matcher
+from castiron.runtime.mask_thread import MaskThread
+from castiron.runtime.sampling_params import SamplingParams
+from castiron.runtime.structured_output import StructuredOutput
+from tokenizers import Tokenizer
+
+from castiron.errors import RequestError
+
+END = 1
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
+    folder = make_tokenizer.byte_level(tmp_path_factory.mktemp("grammar"))
+    file = folder / "tokenizer.json"
+    return file, Tokenizer.from_file(str(file))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: tuple[Path, Tokenizer]) -> Grammars:
+    return Grammars(tokenizer[0], tokenizer[1].get_vocab_size(), [END])
+
+
+def allowed(mask: np.ndarray[Any, Any]) -> list[int]:
+    return [t for t in range(32 * len(mask)) if mask[t // 32] >> np.uint32(t % 32) & np.uint32(1)]
+
+
+def drawn(matcher: Matcher, tokenizer: Tokenizer, seed: int, most: int = 400) -> str | None:
+    """A text that follows the masks at random; None when it does not end in time."""
+    rng = np.random.default_rng(seed)
+    tokens: list[int] = []
+    for _ in range(most):
+        choices = allowed(matcher.mask())
+        assert choices, "a grammar that is not complete always allows something"
+        # A text that may end does, or strings grow without an end
+        token = END if END in choices else int(rng.choice(choices))
+        if token == END:
+            text: str = tokenizer.decode(tokens, skip_special_tokens=False)
+            return text
+        tokens.append(token)
+        matcher.advance([token])
+    return None
+
+
+FORMS: list[tuple[StructuredOutput, Any]] = [
+    (StructuredOutput(choice=("yes", "no", 'with "quotes" and \\')), {"yes", "no", 'with "quotes" and \\'}),
+    (StructuredOutput(regex=r"[A-C]{2}-[0-9]{3}"), re.compile(r"[A-C]{2}-[0-9]{3}")),
+    (StructuredOutput(json={"enum": ["red", 3, None]}), lambda v: v in ("red", 3, None)),
+    (StructuredOutput(json='{"type": "boolean"}'), lambda v: isinstance(v, bool)),
+    (
+        StructuredOutput(json={"type": "integer", "minimum": 5, "maximum": 17}),
+        lambda v: isinstance(v, int) and 5 <= v <= 17,
+    ),
+    (
+        StructuredOutput(json={"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}),
+        lambda v: len(v) in (2, 3) and all(isinstance(x, bool) for x in v),
+    ),
+    (
+        StructuredOutput(
+            json={
+                "$defs": {
+                    "leaf": {
+                        "type": "object",
+                        "properties": {"b": {"enum": [1, 2]}},
+                        "required": ["b"],
+                        "additionalProperties": False,
+                    }
+                },
+                "type": "object",
+                "properties": {"a": {"anyOf": [{"$ref": "#/$defs/leaf"}, {"type": "null"}]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            }
+        ),
+        lambda v: list(v) == ["a"] and (v["a"] is None or v["a"]["b"] in (1, 2)),
+    ),
+    (StructuredOutput(grammar='start: "x" ("," "y")~2'), {"x,y,y"}),
+    (StructuredOutput(grammar='root ::= "p" [0-9] "q"'), re.compile(r"p[0-9]q")),
+]
+
+
+@pytest.mark.parametrize(("form", "expected"), FORMS, ids=lambda x: "")
+def test_what_masks_allow_is_of_the_form(
+    grammars: Grammars, tokenizer: tuple[Path, Tokenizer], form: StructuredOutput, expected: Any
+) -> None:
+    texts = [drawn(grammars.matcher(form), tokenizer[1], seed) for seed in range(12)]
+    ended = [text for text in texts if text is not None]
+    assert len(ended) >= 10
+    for text in ended:
+        if callable(expected):
+            assert expected(json.loads(text)), text
+        elif isinstance(expected, re.Pattern):
+            assert expected.fullmatch(text), text
+        else:
+            assert text in expected
+
+
+def test_any_json_object_is_an_object(grammars: Grammars, tokenizer: tuple[Path, Tokenizer]) -> None:
+    ended = [drawn(grammars.matcher(StructuredOutput(json_object=True)), tokenizer[1], s) for s in range(30)]
+    found = [json.loads(text) for text in ended if text is not None]
+    assert len(found) > 5
+    assert all(isinstance(value, dict) for value in found)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"regex": "a(b"}, "regular expression cannot be used.*unclosed group"),
+        ({"json": '{"type": "objekt"}'}, "JSON schema cannot be used"),
+        ({"json": "{"}, "JSON schema cannot be used"),
+        ({"json": '{"$ref": "#/$defs/nowhere"}'}, "JSON schema cannot be used"),
+        ({"grammar": "start: nowhere"}, "grammar cannot be used.*nowhere"),
+    ],
+)
+def test_a_wrong_form_is_refused_with_its_compilers_words(grammars: Grammars, form: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        grammars.matcher(StructuredOutput(**form))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"regex": "a", "choice": ["b"]},
+        {"choice": []},
+        {"choice": "yes"},
+        {"choice": [1]},
+        {"json": 5},
+        {"json": {"a": float}},
+        {"regex": "x" * 300_000},
+    ],
+    ids=str,
+)
+def test_a_form_that_is_none_is_refused_where_it_is_made(form: Any) -> None:
+    with pytest.raises(RequestError):
+        StructuredOutput(**form)
+
+
+def test_min_tokens_and_a_form_contradict_each_other() -> None:
+    with pytest.raises(RequestError, match="min_tokens is 3; expected 0 with structured output"):
+        SamplingParams(structured_output=StructuredOutput(choice=("a",)), min_tokens=3)
+
+
+class _Wish:
+    def __init__(self, request_id: int, num_output: int, tokens: list[int]) -> None:
+        self.request_id, self.num_output, self.tokens = request_id, num_output, tokens
+
+
+class _Core:
+    """Hands out wishes once and keeps the answers."""
+
+    def __init__(self, wishes: list[_Wish]) -> None:
+        self.wishes, self.answers = wishes, {}
+
+    def poll_masks(self, timeout: float) -> list[_Wish]:
+        given, self.wishes = self.wishes, []
+        return given
+
+    def give_mask(self, request_id: int, num_output: int, mask: Any) -> None:
+        self.answers[request_id] = (num_output, allowed(mask))
+
+    def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:
+        self.answers[request_id] = (num_output, reason)
+
+
+def test_one_grammar_that_fails_does_not_stop_the_others(
+    grammars: Grammars, tokenizer: tuple[Path, Tokenizer]
+) -> None:
+    form = StructuredOutput(choice=("ab", "ac"))
+    a, b, c = (tokenizer[1].token_to_id(x) for x in "abc")
+    core = _Core([])
+    thread = MaskThread(core)
+    for request_id in (1, 2):
+        assert thread.submit(grammars.matcher(form), lambda request_id=request_id: request_id) == request_id
+    core.wishes = [_Wish(1, 1, [b]), _Wish(2, 1, [a]), _Wish(9, 1, [a])]
+    for _ in range(200):
+        if len(core.answers) == 2:
+            break
+        time.sleep(0.01)
+    thread.close()
+    count, reason = core.answers[1]
+    assert count == 1
+    assert "grammar failed" in reason
+    assert core.answers[2][0] == 1
+    assert {b, c} <= set(core.answers[2][1])
+    assert 9 not in core.answers
