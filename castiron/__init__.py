@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from castiron.runtime import AsyncEngine as AsyncEngine
     from castiron.runtime import ModelRunner as ModelRunner
     from castiron.runtime import SamplingParams as SamplingParams
+    from castiron.runtime import StructuredOutput as StructuredOutput
 
 _HOMES = {
     "build": "castiron.build",
     "ModelRunner": "castiron.runtime",
     "AsyncEngine": "castiron.runtime",
     "SamplingParams": "castiron.runtime",
+    "StructuredOutput": "castiron.runtime",
 }
-__all__ = ["AsyncEngine", "ModelRunner", "SamplingParams", "__version__", "build"]
+__all__ = ["AsyncEngine", "ModelRunner", "SamplingParams", "StructuredOutput", "__version__", "build"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .outputs import CompletionOutput as CompletionOutput
     from .outputs import RequestOutput as RequestOutput
     from .sampling_params import SamplingParams as SamplingParams
+    from .structured_output import StructuredOutput as StructuredOutput
 
 _HOMES = {
     "AsyncEngine": "async_engine",
@@ -21,8 +22,16 @@ _HOMES = {
     "ModelRunner": "model_runner",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
+    "StructuredOutput": "structured_output",
 }
-__all__ = ["AsyncEngine", "CompletionOutput", "ModelRunner", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "AsyncEngine",
+    "CompletionOutput",
+    "ModelRunner",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutput",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Compiled grammars that are kept; a service has a handful of schemas.
 CACHE_SIZE = 128
 #: The exponential ones end here instead of in minutes of compiling.
-_LIMITS = {"initial_lexer_fuel": 1_000_000, "max_grammar_size": 500_000, "step_max_items": 50_000}
+_LEXER_FUEL, _GRAMMAR_SIZE, _STEP_ITEMS = 1_000_000, 500_000, 50_000
 
 
 class Grammars:
@@ -73,7 +73,10 @@ class Grammars:
                 grammar = LLMatcher.grammar_from_regex(text)
             else:
                 grammar = LLMatcher.grammar_from_lark(any_to_lark(text))
-            matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+            limits = LLParserLimits(
+                initial_lexer_fuel=_LEXER_FUEL, max_grammar_size=_GRAMMAR_SIZE, step_max_items=_STEP_ITEMS
+            )
+            matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
         except (ValueError, RecursionError) as e:
             raise ParameterError(
                 f"the {_NAMES[kind]} cannot be used: {_first(e)}", param="structured_outputs"
