@@ -216,7 +216,5 @@ def _logit_bias(value: Any) -> dict[int, float]:
         # JSON has strings for keys only
         if isinstance(token, str) and token.isascii() and token.isdigit():
             token = int(token[:12])
-        bias[_integer("a key of logit_bias", token, 0, 2**31 - 1)] = _number(
-            "a value of logit_bias", number, -1e4, 1e4
-        )
+        bias[_integer("logit_bias", token, 0, 2**31 - 1)] = _number("logit_bias", number, -1e4, 1e4)
     return bias
