@@ -37,7 +37,8 @@ def _as_numbers(handle: Any) -> np.ndarray[Any, Any]:
         numbers: np.ndarray[Any, Any] = (handle.data.astype(np.uint32) << 16).view(np.float32)
         return numbers
     if handle.dtype.scalar == tl.float8e4nv and handle.data.dtype == np.uint8:
-        return handle.data.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        floats: np.ndarray[Any, Any] = handle.data.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        return floats
     return np.asarray(handle.data)
 
 

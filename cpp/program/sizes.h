@@ -28,7 +28,9 @@ namespace castiron {
 
 // Bytes of a weight in its layout, before padding to 64. Layouts but the plain one hold matrices.
 [[nodiscard]] inline uint64_t stored_bytes(const Weight& weight) {
-    const auto up = [](int64_t size, int64_t unit) { return static_cast<uint64_t>((size + unit - 1) / unit); };
+    const auto up = [](int64_t size, int64_t unit) {
+        return static_cast<uint64_t>((size + unit - 1) / unit);
+    };
     const uint64_t item = item_bytes(weight.dtype);
     if (weight.layout == Layout::kPlain) {
         uint64_t bytes = item;

@@ -33,13 +33,14 @@ struct SamplingContext {
     const SamplingParams& params;
     uint64_t seed;
     std::span<const int32_t> prompt;
-    std::span<const int32_t> output;  // generated so far
+    std::span<const int32_t> output;   // generated so far
     std::span<const uint32_t> mask{};  // bits of the tokens that a grammar allows; empty: all
 };
 
 // Chooses tokens. The order of processing is vLLM's, its filters in the order of transformers:
 //
-//   1. what a grammar or the request's rules forbid is masked, logit_bias is added; stop tokens are masked while
+//   1. what a grammar or the request's rules forbid is masked, logit_bias is added; stop tokens are masked
+//   while
 //      fewer than min_tokens were generated
 //   2. repetition penalty over prompt and output (x > 0 ? x / p : x * p), then frequency and presence penalty
 //   over
