@@ -55,13 +55,6 @@ struct alignas(64) Request {
     // Whether a mask from outside decides which tokens may come.
     [[nodiscard]] bool constrained() const { return !params.first_mask.empty(); }
 
-    // Asks for what a step will read.
-    void prefetch() const {
-        __builtin_prefetch(this, 1);
-        __builtin_prefetch(&block_table, 1);
-        __builtin_prefetch(&params);
-    }
-
     // Adds a sampled token with its log-probabilities, or ends the request: kStop when the token is a stop
     // token (which is reported apart, not added), kLength when it was the last that fits.
     void append(const SampledToken& sampled);

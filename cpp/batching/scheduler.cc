@@ -56,9 +56,8 @@ const StepPlan& Scheduler::schedule() {
     plan_.queried_tokens = plan_.cached_tokens = plan_.recomputed_tokens = plan_.preemptions = 0;
     lacks_blocks_ = false;
     if (policy_ == CapacityPolicy::kMaxUtilization) make_room();
-    for (size_t i = 0; i < running_.size(); ++i) {
-        if (i + 4 < running_.size()) running_[i + 4]->prefetch();
-        if (running_[i]->state == RequestState::kDecoding) add_chunk(*running_[i]);
+    for (Request* request : running_) {
+        if (request->state == RequestState::kDecoding) add_decode(*request);
     }
     plan_.num_decodes = static_cast<int>(plan_.chunks.size());
     if (plan_.chunks.size() < running_.size()) {
@@ -227,6 +226,14 @@ void Scheduler::add_prefill(Request& request) {
     if (plan_.num_tokens == limits_.max_num_tokens) return;
     reuse(request);
     if (!computed_by_another(request)) add_chunk(request);
+}
+
+// One token and its logits: max_running_ leaves room for that of every running request.
+void Scheduler::add_decode(Request& request) {
+    request.block_table.grow(pool_, request.num_computed + 1);
+    plan_.chunks.push_back({&request, 1, 1});
+    ++plan_.num_tokens;
+    ++plan_.num_logit_rows;
 }
 
 // As much of the request as the budgets still hold; nothing when they are spent.

@@ -103,6 +103,7 @@ private:
     void reuse(Request& request);
     [[nodiscard]] bool computed_by_another(const Request& request) const;
     void count_cached(Request& request, int tokens);
+    void add_decode(Request& request);
     void add_chunk(Request& request);
     void add_prefill(Request& request);
 

@@ -27,11 +27,13 @@ void StepRunner::pack(const StepPlan& plan) {
     for (const ScheduledChunk& chunk : plan.chunks) {
         const Request& request = *chunk.request;
         const auto first_row = static_cast<int32_t>(token_ids_.size());
-        const auto tokens = request.tokens.begin() + request.num_computed;
-        token_ids_.insert(token_ids_.end(), tokens, tokens + chunk.num_tokens);
-        for (int i = 0; i < chunk.num_tokens; ++i) positions_.push_back(request.num_computed + i);
-        for (int i = chunk.num_tokens - chunk.num_logits; i < chunk.num_tokens; ++i) {
-            logit_rows_.push_back(first_row + i);
+        const int32_t* tokens = request.tokens.data() + request.num_computed;
+        for (int t = 0; t < chunk.num_tokens; ++t) {
+            token_ids_.push_back(tokens[t]);
+            positions_.push_back(request.num_computed + t);
+        }
+        for (int t = chunk.num_tokens - chunk.num_logits; t < chunk.num_tokens; ++t) {
+            logit_rows_.push_back(first_row + t);
         }
         sequences_.push_back(
             {first_row, chunk.num_tokens, request.num_computed, request.block_table.blocks()});
