@@ -89,12 +89,12 @@ def reference(graph: onnx.ModelProto, tokens: list[int]) -> tuple[np.ndarray[Any
         ("fp8", "auto", 80),
         ("nvfp4", "fp8", 100),
         ("int8-sq", "int8", 89),
-        pytest.param("int8-wo", "auto", 80, marks=pytest.mark.slow),
-        pytest.param("fp8", "fp8", 90, marks=pytest.mark.slow),
-        pytest.param("fp8-block", "auto", 89, marks=pytest.mark.slow),
-        pytest.param("mxfp4", "auto", 90, marks=pytest.mark.slow),
-        pytest.param("w4a8-awq", "int8", 90, marks=pytest.mark.slow),
-        pytest.param("nvfp4", "auto", 90, marks=pytest.mark.slow),
+        pytest.param("int8-wo", "auto", 80, marks=pytest.mark.sweep),
+        pytest.param("fp8", "fp8", 90, marks=pytest.mark.sweep),
+        pytest.param("fp8-block", "auto", 89, marks=pytest.mark.sweep),
+        pytest.param("mxfp4", "auto", 90, marks=pytest.mark.sweep),
+        pytest.param("w4a8-awq", "int8", 90, marks=pytest.mark.sweep),
+        pytest.param("nvfp4", "auto", 90, marks=pytest.mark.sweep),
     ],
 )
 def test_logits_are_those_of_the_quantized_graph(
