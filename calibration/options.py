@@ -69,7 +69,7 @@ class QuantizationOptions:
             value = getattr(self, name)
             if value < least:
                 raise BuildError(f"{name} is {value}; expected at least {least}")
-        if self.max_kl is not None and (self.max_kl <= 0 or self.eval_tokens == 0):
+        if self.max_kl is not None and (not self.max_kl > 0 or self.eval_tokens == 0):
             raise BuildError(
                 f"max_kl is {self.max_kl} with {self.eval_tokens} eval_tokens; expected a positive bound and "
                 "an accuracy report to hold against it"

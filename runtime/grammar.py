@@ -77,7 +77,7 @@ class Grammars:
                 initial_lexer_fuel=_LEXER_FUEL, max_grammar_size=_GRAMMAR_SIZE, step_max_items=_STEP_ITEMS
             )
             matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
-        except (ValueError, RecursionError) as e:
+        except Exception as e:  # llguidance's parsers raise kinds of their own
             raise ParameterError(
                 f"the {_NAMES[kind]} cannot be used: {_first(e)}", param="structured_outputs"
             ) from None
@@ -86,6 +86,13 @@ class Grammars:
                 f"the {_NAMES[kind]} cannot be used: {_first(matcher.get_error())}",
                 param="structured_outputs",
             )
+        try:
+            # Here, on the caller's thread, and on a copy: the first is often the most expensive.
+            Matcher(matcher.deep_copy(), self._words, self._eos).mask()
+        except RuntimeError as e:
+            raise ParameterError(
+                f"the {_NAMES[kind]} matches no text, or is too complex: {e}", param="structured_outputs"
+            ) from None
         return matcher
 
     def _tokenizer(self) -> LLTokenizer:
@@ -140,5 +147,5 @@ _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "
 
 
 def _first(error: Any) -> str:
-    """The first lines of a message, which quotes the whole grammar behind them."""
-    return " ".join(str(error).split())[:300]
+    """The beginning of a message, which quotes the grammar and the parser's state behind it."""
+    return " ".join(str(error).partition("<state>")[0].split())[:300]

@@ -120,6 +120,8 @@ class SamplingParams:
         put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
         put("logit_bias", _logit_bias(self.logit_bias))
         allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, None)
+        if isinstance(self.allowed_token_ids, list) and not allowed:
+            _refuse("allowed_token_ids", [], "at least one token id, or nothing at all for no restriction")
         put("allowed_token_ids", tuple(sorted(set(allowed))))
         put("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
         put("no_repeat_ngram_size", _integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 2**31 - 1))

@@ -113,10 +113,28 @@ def _windows(engine: Engine, data: Path | None, tokens: int, window: int | None)
 def _source(model: Path, engine: Engine) -> Any:
     import numpy as np
 
+    from castiron.build.identity import parameter_count
+    from castiron.errors import CheckpointError
     from castiron.graph.checkpoint import Checkpoint
     from castiron.graph.reference import SourceModel
 
-    source = SourceModel(Checkpoint.open(model), max_seq_len=engine.manifest.limits.max_seq_len)
+    checkpoint = Checkpoint.open(model)
+    built = engine.manifest.model
+    if checkpoint.names.class_name != built.architecture or (
+        parameter_count(checkpoint) != built.parameters and engine.manifest.quantization is None
+    ):
+        raise CheckpointError(
+            f"{model} is a {checkpoint.names.class_name} of {parameter_count(checkpoint):,} parameters; the "
+            f"engine was cast from a {built.architecture} of {built.parameters:,}. Give the model that the "
+            "engine was built from, or its unquantized original"
+        )
+    vocab_size = int(checkpoint.hf_config.get_text_config().vocab_size)
+    if vocab_size != engine.manifest.special_tokens.vocab_size:
+        raise CheckpointError(
+            f"{model} has a vocabulary of {vocab_size} tokens, the engine one of "
+            f"{engine.manifest.special_tokens.vocab_size}: it was cast from another model"
+        )
+    source = SourceModel(checkpoint, max_seq_len=engine.manifest.limits.max_seq_len)
 
     def logits(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         return source.logits(ids, np.arange(len(ids)))

@@ -78,18 +78,37 @@ def _load(file: Path) -> Any:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
             quantization_config=GgufConfig(dequantize=True),  # some architectures would keep packed blocks
             dtype=torch.float32,
             local_files_only=True,
+            output_loading_info=True,
         )
     except Exception as error:  # gguf and transformers raise many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"{file}: transformers cannot load this GGUF file: {reason}. Use the model's Hugging Face folder."
         ) from error
+    _check_complete(file, model, info)
+    return model
+
+
+def _check_complete(file: Path, model: Any, info: Any) -> None:
+    """transformers draws what a file lacks at random and goes on; a tied head alone may be missing."""
+    tied = (
+        set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    )
+    missing = sorted(set(info["missing_keys"]) - tied)
+    unlike = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"])
+    for what, names in (("lacks", missing), ("has another shape of", unlike)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(
+                f"{file}: the file {what} {', '.join(names[:3])}{more}, which its architecture needs. It is "
+                "incomplete or damaged; download it again."
+            )
 
 
 def _without_tied_copies(model: Any) -> dict[str, Any]:

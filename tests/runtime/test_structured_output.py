@@ -123,6 +123,10 @@ def test_any_json_object_is_an_object(grammars: Grammars, tokenizer: tuple[Path,
         ({"json": "{"}, "JSON schema cannot be used"),
         ({"json": '{"$ref": "#/$defs/nowhere"}'}, "JSON schema cannot be used"),
         ({"grammar": "start: nowhere"}, "grammar cannot be used.*nowhere"),
+        ({"grammar": "%%%%"}, "grammar cannot be used"),
+        ({"grammar": "start: start"}, "grammar"),
+        ({"regex": r"[^\s\S]"}, "regular expression"),
+        ({"json": '{"$ref": "#"}'}, "JSON schema"),
     ],
 )
 def test_a_wrong_form_is_refused_with_its_compilers_words(grammars: Grammars, form: Any, words: str) -> None:
