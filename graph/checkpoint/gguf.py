@@ -78,7 +78,7 @@ def _load(file: Path) -> Any:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
             quantization_config=GgufConfig(dequantize=True),  # some architectures would keep packed blocks
@@ -91,6 +91,7 @@ def _load(file: Path) -> Any:
         raise CheckpointError(
             f"{file}: transformers cannot load this GGUF file: {reason}. Use the model's Hugging Face folder."
         ) from error
+    model, info = loaded
     _check_complete(file, model, info)
     return model
 
