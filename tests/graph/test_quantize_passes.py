@@ -112,7 +112,10 @@ def test_output_scales_need_no_work_at_run_time(tmp_path: Path) -> None:
     tensors = TensorFile(tmp_path / "s.bin")
     ref = tensors.add("factor", factor)
     up_w, down_w = weights[up] * factor[:, None], weights[down] / factor
+    gate = next(n for n in weights if "gate" in n and n.endswith("weight"))
     linears = {
+        # Joined with up_proj, so held as it is
+        gate: LinearPlan("int8", 0, tensors.add("g", largest_scales(weights[gate], "int8", 0))),
         up: LinearPlan("int8", 0, tensors.add("u", largest_scales(up_w, "int8", 0)), output_scale=ref),
         down: LinearPlan(
             "int8",

@@ -54,7 +54,7 @@ def test_logits_and_decode_equal_transformers(tmp_path: Path, name: str, dtype: 
 def test_streamed_matrices_hold_no_memory(tmp_path: Path) -> None:
     zoo.make_checkpoint("llama", tmp_path / "m")
     model = SourceModel(Checkpoint.open(tmp_path / "m"), whole_model_bytes=0)
-    matrices = [p for p in model._model.parameters() if p.ndim == 2]
+    matrices = [p for p in model.model.parameters() if p.ndim == 2]
     assert len(matrices) == 16
     with torch._C.DisableTorchFunctionSubclass():  # the parameter answers questions about its form only
         assert all(p.untyped_storage().nbytes() == 4 for p in matrices)
