@@ -61,8 +61,12 @@ class SamplingParams:
     """Added to the logits of single tokens."""
     logprobs: int
     """-1: none; else how many of the likeliest tokens come with each token's own log-probability."""
+    prompt_logprobs: int
+    """-1: none; else the same of every prompt token but the first."""
     context_logits: bool
     """Logits of every prompt token are wanted."""
+    generation_logits: bool
+    """The raw logits that each new token was chosen from are wanted."""
 
     def __init__(self) -> None: ...
 
@@ -117,8 +121,14 @@ class Event:
     def cached_tokens(self) -> int:
         """Prompt tokens taken from the cache instead of computed."""
     @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of prompt tokens 1, 2, ..., in one event, when the prompt is processed; if asked for."""
+    @property
     def context_logits(self) -> npt.NDArray[np.float32] | None:
         """[prompt_tokens, vocab_size], in one event, when the prompt is processed; if asked for."""
+    @property
+    def generation_logits(self) -> npt.NDArray[np.float32] | None:
+        """[output tokens, vocab_size], in the last event; if asked for."""
 
 class Engine:
     """A program on the device of its target, and the thread that serves requests with it."""

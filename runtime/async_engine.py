@@ -36,27 +36,19 @@ class AsyncEngine:
         """Load an engine; ``options`` are the fields of ``RuntimeOptions`` (see ``ModelRunner.from_dir``)."""
         return cls(open_session(engine_dir, rank, RuntimeOptions(**options)))
 
-    def start(
-        self,
-        prompt_ids: Any,
-        params: SamplingParams,
-        put: Callable[[Update], None],
-        *,
-        context_logits: bool = False,
-    ) -> Request:
+    def start(self, prompt_ids: Any, params: SamplingParams, put: Callable[[Update], None]) -> Request:
         """Queue one output of a prompt; to be called on the event loop.
 
         Args:
             prompt_ids: token ids.
             params: ``n`` is ignored: start n times, with ``params.for_output(k)``.
             put: called on the loop with each update.
-            context_logits: also deliver float32 [rows, vocab] logits of the prompt positions.
 
         Raises:
             RequestError: the request is wrong, or the queue is full (QueueFullError).
             EngineError: the engine has failed or is closed.
         """
-        return self.session.submit(prompt_ids, params, self._mailbox.sink(put), context_logits=context_logits)
+        return self.session.submit(prompt_ids, params, self._mailbox.sink(put))
 
     def submit(self, prompt_ids: Any, params: SamplingParams) -> Stream:
         """``start`` with the updates as an async iterator."""

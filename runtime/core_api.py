@@ -36,7 +36,9 @@ class CoreEvent(Protocol):
     error: str
     prompt_tokens: int
     cached_tokens: int
+    prompt_logprobs: Sequence[CoreLogprobs]
     context_logits: npt.NDArray[np.float32] | None
+    generation_logits: npt.NDArray[np.float32] | None
 
 
 class Core(Protocol):

@@ -47,8 +47,6 @@ def core_params(
     make: Callable[[], Any],
     info: EngineInfo,
     tokenizer: Callable[[], Tokenizer],
-    *,
-    context_logits: bool,
 ) -> Any:
     """Fill ``make()``, a ``_core.SamplingParams``; ``params`` has ``max_tokens`` resolved.
 
@@ -62,7 +60,9 @@ def core_params(
     stops = (*params.stop_token_ids, *info.eos_token_ids) if ends else params.stop_token_ids
     core.stop_token_ids = sorted(set(stops))
     core.logprobs = -1 if params.logprobs is None else params.logprobs
-    core.context_logits = context_logits
+    core.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+    core.context_logits = params.return_context_logits
+    core.generation_logits = params.return_generation_logits
     if params.allowed_token_ids:
         core.allowed_token_ids = list(params.allowed_token_ids)
     if params.logit_bias:

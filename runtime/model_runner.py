@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from types import TracebackType
@@ -15,7 +14,7 @@ from castiron.errors import RequestError
 
 from .batch import Batch
 from .loading import RuntimeOptions, open_session
-from .outputs import RequestOutput, Update
+from .outputs import RequestOutput
 from .request_errors import ParameterError
 from .sampling_params import SamplingParams
 from .step_trace import chrome_trace
@@ -184,25 +183,11 @@ class ModelRunner:
         Raises:
             RequestError: ids outside the vocabulary, or too many.
         """
-        rows: list[npt.NDArray[np.float32]] = []
-        done = threading.Event()
-        errors: list[str] = []
-
-        def sink(update: Update) -> None:
-            if update.context_logits is not None:
-                rows.append(np.asarray(update.context_logits))
-            if update.error is not None:
-                errors.append(update.error)
-            if update.finish_reason is not None:
-                done.set()
-
-        self._session.submit(
-            token_ids, SamplingParams(max_tokens=0, detokenize=False), sink, context_logits=True
-        )
-        done.wait()
-        if errors:
-            raise RequestError(errors[0])
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+        params = SamplingParams(max_tokens=0, detokenize=False, return_context_logits=True)
+        (result,) = Batch(self._session, [token_ids], [None], params).run()
+        if result.context_logits is None:
+            raise RequestError(result.error or "the engine gave no logits")
+        return result.context_logits
 
     @property
     def tokenizer(self) -> Tokenizer:

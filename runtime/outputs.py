@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,9 @@ class Update:
         finish_reason: set on the last update alone.
         stop_reason: the stop string or the id of the stop token that hit; None for EOS.
         error: why ``finish_reason`` is ``error``.
-        context_logits: float32 [rows, vocab] of the next prompt positions, when asked for.
+        prompt_logprobs: one entry for each token of the prompt, None for the first; once, when asked for.
+        context_logits: float32 [prompt tokens, vocab], once, when asked for.
+        generation_logits: float32 [tokens of the output, vocab], with the last update, when asked for.
     """
 
     text: str = ""
@@ -43,7 +45,9 @@ class Update:
     stop_reason: str | int | None = None
     error: str | None = None
     cached_tokens: int = 0
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     context_logits: npt.NDArray[np.float32] | None = None
+    generation_logits: npt.NDArray[np.float32] | None = None
 
 
 def joined(updates: Sequence[Update]) -> Update:
@@ -56,6 +60,8 @@ def joined(updates: Sequence[Update]) -> Update:
         token_ids=[t for u in updates for t in u.token_ids],
         logprobs=[x for u in updates for x in u.logprobs],
         cached_tokens=max(u.cached_tokens for u in updates),
+        prompt_logprobs=next((u.prompt_logprobs for u in updates if u.prompt_logprobs is not None), None),
+        context_logits=next((u.context_logits for u in updates if u.context_logits is not None), None),
     )
 
 
@@ -71,6 +77,7 @@ class CompletionOutput:
             finished.
         stop_reason: the stop string or the id of the stop token that hit; None for EOS.
         logprobs: one entry for each token when asked for.
+        generation_logits: float32 [tokens, vocab] when asked for, once the output is finished.
         text_diff, token_ids_diff: what the last partial result added (streaming).
     """
 
@@ -80,6 +87,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None
+    generation_logits: npt.NDArray[np.float32] | None = None
     text_diff: str = ""
     token_ids_diff: list[int] = field(default_factory=list)
 
@@ -97,9 +105,15 @@ class CompletionOutput:
             finish_reason=update.finish_reason,
             stop_reason=update.stop_reason,
             logprobs=None if self.logprobs is None else [*self.logprobs, *update.logprobs],
+            generation_logits=_cut(update.generation_logits, len(self.token_ids) + len(update.token_ids)),
             text_diff=update.text,
             token_ids_diff=list(update.token_ids),
         )
+
+
+def _cut(rows: npt.NDArray[np.float32] | None, count: int) -> npt.NDArray[np.float32] | None:
+    # A stop string may end the output before its last tokens.
+    return None if rows is None else rows[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,8 @@ class RequestOutput:
         outputs: ``n`` outputs.
         error: why this prompt has no (complete) output; None = all is well.
         cached_tokens: prompt tokens whose keys and values were already in the cache.
+        prompt_logprobs: one entry for each token of the prompt, None for the first; when asked for.
+        context_logits: float32 [prompt tokens, vocab], when asked for.
     """
 
     index: int
@@ -121,6 +137,8 @@ class RequestOutput:
     prompt: str | None = None
     error: str | None = None
     cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    context_logits: npt.NDArray[np.float32] | None = None
 
     @property
     def finished(self) -> bool:
@@ -131,9 +149,15 @@ class RequestOutput:
         """This result with one more update of output ``k``."""
         outputs = list(self.outputs)
         outputs[k] = outputs[k].extended(update)
+        of_prompt: dict[str, Any] = {}
+        if update.prompt_logprobs is not None:
+            of_prompt["prompt_logprobs"] = list(update.prompt_logprobs)
+        if update.context_logits is not None:
+            of_prompt["context_logits"] = update.context_logits
         return replace(
             self,
             outputs=outputs,
             error=self.error or update.error,
             cached_tokens=max(self.cached_tokens, update.cached_tokens),
+            **of_prompt,
         )

@@ -32,6 +32,7 @@ class Request:
         "_eos",
         "_make_detokenizer",
         "_matcher",
+        "_scored",
         "done",
         "id",
         "params",
@@ -53,6 +54,7 @@ class Request:
         self.sink = sink
         self.done = False
         self._count = 0
+        self._scored = False
         self._eos = eos_token_ids
         self._make_detokenizer = make_detokenizer if params.detokenize else None
         self._detokenizer: Detokenizer | None = None
@@ -61,7 +63,7 @@ class Request:
     def accept(self, event: CoreEvent) -> Update:
         """What an event adds; ``done`` is set with the last update, which a stop string may bring."""
         tokens = list(event.token_ids)
-        logprobs = _logprobs(tokens, event)
+        logprobs = _logprobs(tokens, event.logprobs)
         stopping = event.stop_token_id
         text = ""
         for i, token in enumerate(tokens):
@@ -81,7 +83,7 @@ class Request:
                     finish_reason="stop",
                     stop_reason=passed.stop,
                     cached_tokens=event.cached_tokens,
-                    context_logits=event.context_logits,
+                    **self._of_prompt(event),
                 )
         reason: FinishReason | None = None
         stop_reason: str | int | None = stopping if stopping not in self._eos else None
@@ -97,8 +99,19 @@ class Request:
             stop_reason=stop_reason,
             error=event.error or None,
             cached_tokens=event.cached_tokens,
-            context_logits=event.context_logits,
+            generation_logits=event.generation_logits,
+            **self._of_prompt(event),
         )
+
+    def _of_prompt(self, event: CoreEvent) -> dict[str, Any]:
+        """Fields of the update that are about the prompt."""
+        scores: Any = event.prompt_logprobs
+        whole = self.params.prompt_logprobs is not None and (scores or len(self.prompt_ids) == 1)
+        entries: list[TokenLogprob | None] | None = None
+        if whole and not self._scored:
+            self._scored = True
+            entries = [None, *_logprobs(self.prompt_ids[1:], scores)]
+        return {"prompt_logprobs": entries, "context_logits": event.context_logits}
 
     def _rest(self, stop_token: int | None) -> str:
         """Text that waited for more: held back for a stop string, or bytes of an unfinished character."""
@@ -118,8 +131,7 @@ class Request:
         return self._detokenizer.push(token)
 
 
-def _logprobs(tokens: list[int], event: CoreEvent) -> list[TokenLogprob]:
-    entries: Any = event.logprobs
+def _logprobs(tokens: list[int], entries: Any) -> list[TokenLogprob]:
     return (
         [TokenLogprob(t, e.logprob, e.top) for t, e in zip(tokens, entries, strict=False)] if entries else []
     )

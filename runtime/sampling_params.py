@@ -23,6 +23,15 @@ MAX_SALT_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 
+_SWITCHES = (
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "detokenize",
+    "return_context_logits",
+    "return_generation_logits",
+)
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -53,7 +62,12 @@ class SamplingParams:
         structured_output: the form that the text must have; the output ends when it is complete.
         logprobs: return the log-probability of each token and of this many alternatives (None = none).
             They are the raw log-softmax of the logits, before penalties and temperature.
-        n: outputs for each prompt; output k uses ``seed + k``.
+        prompt_logprobs: the same of every token of the prompt but the first, which nothing predicts (None =
+            none). Such a request takes nothing from the prefix cache.
+        return_context_logits: the raw logits of every prompt position; float32 rows of the whole vocabulary,
+            so for short prompts.
+        return_generation_logits: the raw logits that each new token was chosen from.
+        n: outputs for each prompt; output k uses ``seed + k``. What is wanted of the prompt comes once.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string, or the text of the stop token, in the text.
         detokenize: False leaves ``text`` empty and saves the work; not possible with ``stop``.
@@ -86,6 +100,9 @@ class SamplingParams:
     no_repeat_ngram_size: int = 0
     structured_output: StructuredOutput | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
     n: int = 1
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -132,22 +149,29 @@ class SamplingParams:
                 _refuse(
                     "min_tokens", self.min_tokens, "0 with structured output, which says when it is complete"
                 )
-        if self.logprobs is not None:
-            put("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                put(name, _integer(name, count, 0, MAX_LOGPROBS))
         put("n", _integer("n", self.n, 1, MAX_N))
         put("priority", _integer("priority", self.priority, -(2**31), 2**31 - 1))
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_CHARS):
             _refuse("cache_salt", salt, f"a string of 1 to {MAX_SALT_CHARS} characters")
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, getattr(self, name), "true or false")
         if self.stop and not self.detokenize:
             _refuse("detokenize", False, "true when stop strings are given: they are matched on the text")
 
     def for_output(self, k: int) -> SamplingParams:
-        """These parameters for output ``k`` of ``n``: a fixed seed must not give n equal outputs."""
-        return self if k == 0 or self.seed is None else replace(self, seed=(self.seed + k) & MAX_SEED)
+        """These parameters for output ``k`` of ``n``.
+
+        A fixed seed must not give n equal outputs, and the first output brings what is wanted of the prompt.
+        """
+        if k == 0:
+            return self
+        seed = None if self.seed is None else (self.seed + k) & MAX_SEED
+        return replace(self, seed=seed, prompt_logprobs=None, return_context_logits=False)
 
 
 def _refuse(name: str, found: object, expected: str) -> NoReturn:

@@ -168,14 +168,11 @@ class Session:
         resolved = replace(params, max_tokens=asked)
         return ids, resolved
 
-    def submit(
-        self, prompt_ids: Any, params: SamplingParams, sink: Sink, *, context_logits: bool = False
-    ) -> Request:
+    def submit(self, prompt_ids: Any, params: SamplingParams, sink: Sink) -> Request:
         """Queue one request (``params.n`` is the caller's business); its updates go to ``sink``.
 
         Args:
             prompt_ids: token ids: a list, a numpy array [n], or anything with ``tolist``.
-            context_logits: also deliver float32 [rows, vocab] logits of every prompt position.
 
         Raises:
             RequestError: the request is wrong, or the queue is full (QueueFullError).
@@ -184,9 +181,7 @@ class Session:
         ids, params = self.check(prompt_ids, params)
         make = None if self.info.tokenizer_dir is None else lambda: self._detokenizer(ids, params)
         request = Request(ids, params, self._eos, make, sink)
-        core = core_params(
-            params, self._types.make_params, self.info, self.need_tokenizer, context_logits=context_logits
-        )
+        core = core_params(params, self._types.make_params, self.info, self.need_tokenizer)
         prompt = np.asarray(ids, dtype=np.int32)
         salt = b"" if params.cache_salt is None else _digest(params.cache_salt)
         matcher = self._matcher(params)

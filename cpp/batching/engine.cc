@@ -189,9 +189,8 @@ std::vector<Event> Engine::poll(std::chrono::duration<double> timeout) {
     events.reserve(polled_.size());
     std::vector<std::unique_ptr<Request>> finished;
     for (const News& news : polled_) {
-        events.push_back(make_event(*news.request, news.from, news.to, news.finished));
+        events.push_back(make_event(*news.request, news.from, news.to, news.context, news.finished));
         events.back().vocab_size = vocab_size_;
-        if (news.context) events.back().context_logits = news.request->context_logits;
     }
     const std::lock_guard lock(mutex_);
     for (const Event& event : events) {
@@ -446,8 +445,8 @@ void Engine::hand_over(StepRecord& record) {
 // Under mutex_. After this with a finished request, the request may be gone at any time.
 void Engine::publish(Request& request) {
     const bool finished = request.state == RequestState::kFinished;
-    const bool context =
-        request.params.context_logits && !request.published_context && request.context_rows_left == 0;
+    const bool wanted = request.params.context_logits || request.params.prompt_logprobs >= 0;
+    const bool context = wanted && !request.published_context && request.context_rows_left == 0;
     if (request.published == request.num_output() && !finished && !context) return;
     if (request.outbox_round != outbox_round_) {
         request.outbox_round = outbox_round_;

@@ -26,12 +26,17 @@ struct Event {
     int32_t stop_token_id = -1;  // the stop token that ended the request, or -1
     std::string error;           // with kError
     int prompt_tokens = 0;
+    // Of prompt tokens 1, 2, ..., once, if asked for.
+    std::vector<TokenLogprobs> prompt_logprobs;
     int cached_tokens = 0;  // of them taken from the cache instead of computed
     int vocab_size = 0;
-    std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size], once, if asked for
+    std::shared_ptr<float[]> context_logits;     // [prompt_tokens, vocab_size], once, if asked for
+    std::shared_ptr<float[]> generation_logits;  // [num_output, vocab_size], with the end, if asked for
+    int num_output = 0;
 };
 
-// The request's news from output token `from` to `to`, with its end if `finished`.
-[[nodiscard]] Event make_event(const Request& request, int from, int to, bool finished);
+// The request's news from output token `from` to `to`, with what was wanted of its prompt if `context`, and
+// with its end if `finished`.
+[[nodiscard]] Event make_event(const Request& request, int from, int to, bool context, bool finished);
 
 }  // namespace castiron

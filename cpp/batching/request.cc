@@ -32,11 +32,7 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
     const auto room = static_cast<size_t>(max_new_tokens);
     tokens.reserve(prompt_ids.size() + room);
     tokens.assign(prompt_ids.begin(), prompt_ids.end());
-    if (params.logprobs >= 0) {
-        logprobs.resize(room);
-        num_top.resize(room);
-        top_logprobs.resize((room + 1) * static_cast<size_t>(params.logprobs));
-    }
+    if (params.logprobs >= 0) output_scores = ScoredTokens(room + 1, params.logprobs);
     if (params.has_penalties()) {
         seen = TokenCounts(prompt_ids.size() + room);
         // The prompt counts for the repetition penalty alone.
@@ -44,12 +40,20 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
             for (const int32_t token : prompt_ids) seen.note(token, false);
         }
     }
+    if (params.context_logits || params.prompt_logprobs >= 0) context_rows_left = prompt_tokens;
+    if (params.prompt_logprobs >= 0)
+        prompt_scores = ScoredTokens(prompt_ids.size() - 1, params.prompt_logprobs);
+    const auto vocab = static_cast<size_t>(vocab_size);
     if (params.context_logits) {
-        context_rows_left = prompt_tokens;
-        context_logits =
-            std::make_shared_for_overwrite<float[]>(prompt_ids.size() * static_cast<size_t>(vocab_size));
+        context_logits = std::make_shared_for_overwrite<float[]>(prompt_ids.size() * vocab);
+    }
+    if (params.generation_logits) {
+        generation_logits = std::make_shared_for_overwrite<float[]>(room * vocab);
     }
 }
+
+ScoredTokens::ScoredTokens(size_t count, int width)
+    : width_(static_cast<size_t>(width)), logprobs_(count), num_top_(count), top_(count * width_) {}
 
 void Request::append(const SampledToken& sampled) {
     const auto& stops = params.stop_token_ids;
@@ -57,10 +61,7 @@ void Request::append(const SampledToken& sampled) {
         stop_token = sampled.token;
         return finish(FinishReason::kStop);
     }
-    if (params.logprobs >= 0) {
-        logprobs[static_cast<size_t>(num_output())] = sampled.logprob;
-        num_top[static_cast<size_t>(num_output())] = sampled.num_top;
-    }
+    if (params.logprobs >= 0) output_scores.set(num_output(), sampled);
     tokens.push_back(sampled.token);
     if (params.has_penalties()) seen.note(sampled.token, true);
     state = RequestState::kDecoding;

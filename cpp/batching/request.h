@@ -23,6 +23,33 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
 
 [[nodiscard]] const char* to_string(FinishReason reason);
 
+// Log-probabilities of consecutive tokens, each with up to `width` of the likeliest in its place.
+class ScoredTokens {
+public:
+    ScoredTokens() = default;
+    ScoredTokens(size_t count, int width);
+
+    // Where the likeliest in the place of token i are written; it has room for `width`.
+    [[nodiscard]] std::span<TokenLogprob> top_of(int i) {
+        return std::span(top_).subspan(static_cast<size_t>(i) * width_, width_);
+    }
+    void set(int i, const SampledToken& scored) {
+        logprobs_[static_cast<size_t>(i)] = scored.logprob;
+        num_top_[static_cast<size_t>(i)] = scored.num_top;
+    }
+    [[nodiscard]] float logprob(int i) const { return logprobs_[static_cast<size_t>(i)]; }
+    [[nodiscard]] std::span<const TokenLogprob> top(int i) const {
+        const auto entry = static_cast<size_t>(i);
+        return std::span(top_).subspan(entry * width_, static_cast<size_t>(num_top_[entry]));
+    }
+
+private:
+    size_t width_ = 0;
+    std::vector<float> logprobs_;
+    std::vector<int> num_top_;
+    std::vector<TokenLogprob> top_;
+};
+
 // Everything a request will ever need is allocated in its constructor, on the caller's thread: tokens, log-
 // probabilities, block table, context logits.
 //
@@ -46,7 +73,7 @@ struct alignas(64) Request {
     [[nodiscard]] int32_t priority() const { return block_table.cache_use().priority; }
     // The most positions that it can ever have in the KV cache: the last token generated is never fed.
     [[nodiscard]] int max_cached_tokens() const { return prompt_tokens + std::max(max_new_tokens - 1, 0); }
-    // Whether logits of prompt tokens are still to come.
+    // Whether logits of prompt tokens are still to come, as such or for their log-probabilities.
     [[nodiscard]] bool wants_context_logits() const { return context_rows_left > 0; }
     // Whether it is served before the other: by priority, then in the order of arrival.
     [[nodiscard]] bool before(const Request& other) const {
@@ -88,12 +115,10 @@ struct alignas(64) Request {
     int32_t stop_token = -1;  // the stop token that ended it
     std::string error;
 
-    // Logprobs of output token i: logprobs[i], and num_top[i] entries from top_logprobs[i * params.logprobs].
-    // top_logprobs has room for one more than the output, because a stop token is sampled before it is known.
-    std::vector<float> logprobs;
-    std::vector<int> num_top;
-    std::vector<TokenLogprob> top_logprobs;
-    std::shared_ptr<float[]> context_logits;  // [prompt_tokens, vocab_size]
+    ScoredTokens output_scores;  // one more than the output: a stop token is sampled before it is known
+    ScoredTokens prompt_scores;  // entry i is of prompt token i + 1
+    std::shared_ptr<float[]> context_logits;     // [prompt_tokens, vocab_size]
+    std::shared_ptr<float[]> generation_logits;  // [max_new_tokens, vocab_size]
 
     bool cancel_requested = false;  // guarded by the engine's mutex
     size_t queue_place = 0;         // in the RequestQueue, while it waits

@@ -30,8 +30,8 @@ void SamplingPlan::clear() {
 bool SamplingPlan::add(const ScheduledChunk& chunk) {
     if (chunk.num_logits == 0) return true;
     const Request& request = *chunk.request;
-    const bool special =
-        request.wants_context_logits() || request.constrained() || !request.params.rules.empty();
+    const bool special = request.wants_context_logits() || request.params.generation_logits ||
+                         request.constrained() || !request.params.rules.empty();
     if (special || request.params.logprobs > kMaxDeviceLogprobs || !add_edits(request)) {
         return false;
     }

@@ -15,8 +15,8 @@ public:
 
     void clear();
     // Describes the rows of logits of the step's next chunk. False when it asks for what devices lack (masks
-    // and rules, logits of the prompt, more than kMaxDeviceLogprobs log-probabilities, too many penalties at
-    // once): the host samples the whole step then.
+    // and rules, logits of prompt or output, more than kMaxDeviceLogprobs log-probabilities, too many
+    // penalties at once): the host samples the whole step then.
     [[nodiscard]] bool add(const ScheduledChunk& chunk);
     [[nodiscard]] SamplingBatch batch() const { return {rows_, edits_}; }
 

@@ -6,6 +6,16 @@
 
 namespace castiron {
 
+namespace {
+
+void end_not_finite(Request& request, int position) {
+    request.finish(FinishReason::kError, "the model's logits are not finite (NaN or infinity) at position " +
+                                             std::to_string(position) +
+                                             "; the weights or the input are out of range");
+}
+
+}  // namespace
+
 StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit)
     : device_(device),
       vocab_size_(static_cast<size_t>(vocab_size)),
@@ -64,10 +74,10 @@ void StepRunner::sample(const StepPlan& plan) {
         Request& request = *chunk.request;
         const bool completes = chunk.completes();
         const auto end = row + static_cast<size_t>(chunk.num_logits);
-        if (request.wants_context_logits()) keep_context_logits(chunk, logits_.data() + row * vocab_size_);
+        if (request.wants_context_logits()) keep_prompt_rows(chunk, row);
         request.num_computed += chunk.num_tokens;
         if (request.state == RequestState::kFinished) {
-            // Its grammar had no mask to give.
+            // Its grammar had no mask to give, or its prompt no finite logits.
         } else if (completes && request.max_new_tokens == 0) {
             request.finish(FinishReason::kLength);
         } else if (completes) {
@@ -77,20 +87,39 @@ void StepRunner::sample(const StepPlan& plan) {
     }
 }
 
-void StepRunner::keep_context_logits(const ScheduledChunk& chunk, const float* rows) {
+void StepRunner::keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row) {
     Request& request = *chunk.request;
-    std::copy_n(rows, static_cast<size_t>(chunk.num_logits) * vocab_size_,
-                request.context_logits.get() + static_cast<size_t>(request.num_computed) * vocab_size_);
+    if (request.context_logits != nullptr) {
+        std::copy_n(logits_.data() + first_row * vocab_size_,
+                    static_cast<size_t>(chunk.num_logits) * vocab_size_,
+                    request.context_logits.get() + static_cast<size_t>(request.num_computed) * vocab_size_);
+    }
+    if (request.params.prompt_logprobs >= 0) {
+        for (int i = 0; i < chunk.num_logits; ++i) {
+            score_prompt(request, first_row + static_cast<size_t>(i), request.num_computed + i);
+        }
+    }
     request.context_rows_left =
         std::min(request.context_rows_left, request.prompt_tokens - request.num_computed - chunk.num_logits);
 }
 
+// The row's logits, those of the token at `position`, predict the prompt token after it.
+void StepRunner::score_prompt(Request& request, size_t row, int position) {
+    if (position + 1 >= request.prompt_tokens || request.state == RequestState::kFinished) return;
+    const int32_t token = request.tokens[static_cast<size_t>(position) + 1];
+    const SampledToken scored = sampler_.score(logits_.subspan(row * vocab_size_, vocab_size_), token,
+                                               request.prompt_scores.top_of(position));
+    if (scored.status != SampleStatus::kOk) return end_not_finite(request, position);
+    request.prompt_scores.set(position, scored);
+}
+
 void StepRunner::sample_next(Request& request, size_t row) {
     std::span<TokenLogprob> top;
-    if (request.params.logprobs > 0) {
-        const auto wanted = static_cast<size_t>(request.params.logprobs);
-        top = std::span(request.top_logprobs)
-                  .subspan(static_cast<size_t>(request.num_output()) * wanted, wanted);
+    if (request.params.logprobs > 0) top = request.output_scores.top_of(request.num_output());
+    if (request.params.generation_logits) {
+        std::copy_n(
+            logits_.data() + row * vocab_size_, vocab_size_,
+            request.generation_logits.get() + static_cast<size_t>(request.num_output()) * vocab_size_);
     }
     const SampledToken sampled =
         device_samples_
@@ -103,10 +132,7 @@ void StepRunner::sample_next(Request& request, size_t row) {
             request.append(sampled);
             break;
         case SampleStatus::kNotFinite:
-            request.finish(FinishReason::kError,
-                           "the model's logits are not finite (NaN or infinity) at position " +
-                               std::to_string(request.num_tokens() - 1) +
-                               "; the weights or the input are out of range");
+            end_not_finite(request, request.num_tokens() - 1);
             break;
         case SampleStatus::kNothingAllowed:
             request.finish(FinishReason::kError, "no token is allowed at position " +

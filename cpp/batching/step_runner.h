@@ -28,7 +28,8 @@ public:
     [[nodiscard]] bool device_samples() const { return device_samples_; }
 
 private:
-    void keep_context_logits(const ScheduledChunk& chunk, const float* rows);
+    void keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row);
+    void score_prompt(Request& request, size_t row, int position);
     void sample_next(Request& request, size_t row);
     [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 

@@ -196,14 +196,15 @@ std::vector<Event> poll(PyEngine& self, double timeout) {
     return self.engine->poll(seconds_from(timeout));
 }
 
-nb::object context_logits(const Event& event) {
-    if (event.context_logits == nullptr) return nb::none();
+// Logits [rows, vocab_size] as an array that keeps them alive; None where there are none.
+nb::object logit_rows(const std::shared_ptr<float[]>& logits, int rows, int vocab_size) {
+    if (logits == nullptr) return nb::none();
     using Owner = std::shared_ptr<float[]>;
-    auto keep = std::make_unique<Owner>(event.context_logits);
+    auto keep = std::make_unique<Owner>(logits);
     const nb::capsule owner(keep.get(), [](void* data) noexcept { delete static_cast<Owner*>(data); });
     static_cast<void>(keep.release());  // the capsule's from here on
-    const size_t shape[] = {static_cast<size_t>(event.prompt_tokens), static_cast<size_t>(event.vocab_size)};
-    return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(event.context_logits.get(), 2, shape, owner));
+    const size_t shape[] = {static_cast<size_t>(rows), static_cast<size_t>(vocab_size)};
+    return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(logits.get(), 2, shape, owner));
 }
 
 nb::dict cpu_features() {
@@ -293,7 +294,9 @@ NB_MODULE(_core, m) {
                 for (const auto& [token, value] : bias) self.rules.bias.push_back({token, value});
             })
         .def_rw("logprobs", &SamplingParams::logprobs)
-        .def_rw("context_logits", &SamplingParams::context_logits);
+        .def_rw("prompt_logprobs", &SamplingParams::prompt_logprobs)
+        .def_rw("context_logits", &SamplingParams::context_logits)
+        .def_rw("generation_logits", &SamplingParams::generation_logits);
 
     nb::class_<TokenLogprobs>(m, "TokenLogprobs")
         .def_ro("token_id", &TokenLogprobs::token)
@@ -317,7 +320,14 @@ NB_MODULE(_core, m) {
         .def_ro("error", &Event::error)
         .def_ro("prompt_tokens", &Event::prompt_tokens)
         .def_ro("cached_tokens", &Event::cached_tokens)
-        .def_prop_ro("context_logits", &context_logits);
+        .def_ro("prompt_logprobs", &Event::prompt_logprobs)
+        .def_prop_ro("context_logits",
+                     [](const Event& self) {
+                         return logit_rows(self.context_logits, self.prompt_tokens, self.vocab_size);
+                     })
+        .def_prop_ro("generation_logits", [](const Event& self) {
+            return logit_rows(self.generation_logits, self.num_output, self.vocab_size);
+        });
 
     nb::class_<MaskWish>(m, "MaskWish")
         .def_ro("request_id", &MaskWish::request_id)

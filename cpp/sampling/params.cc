@@ -32,6 +32,8 @@ void SamplingParams::validate(int vocab_size) const {
     require(std::isfinite(frequency_penalty), "frequency_penalty", frequency_penalty,
             "a finite number (0: off)");
     require(logprobs >= -1 && logprobs <= kMaxLogprobs, "logprobs", logprobs, "-1 (none) to 128");
+    require(prompt_logprobs >= -1 && prompt_logprobs <= kMaxLogprobs, "prompt_logprobs", prompt_logprobs,
+            "-1 (none) to 128");
     rules.validate(vocab_size);
     for (const int32_t id : stop_token_ids) {
         require(id >= 0 && id < vocab_size, "an entry of stop_token_ids", id, "an id of the vocabulary");

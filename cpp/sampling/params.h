@@ -29,8 +29,10 @@ struct SamplingParams {
     TokenRules rules;
     // Bits of the tokens that may come first; empty unless a grammar constrains the output (mask_exchange.h).
     std::vector<uint32_t> first_mask;
-    int logprobs = -1;            // -1: none; else how many of the likeliest besides the chosen token's
-    bool context_logits = false;  // logits of every prompt token are wanted
+    int logprobs = -1;               // -1: none; else how many of the likeliest besides the chosen token's
+    int prompt_logprobs = -1;        // the same of every prompt token but the first, which nothing predicts
+    bool context_logits = false;     // logits of every prompt token are wanted
+    bool generation_logits = false;  // raw logits that each new token was chosen from are wanted
 
     [[nodiscard]] bool greedy() const { return temperature < kGreedyTemperature; }
     [[nodiscard]] bool has_penalties() const {

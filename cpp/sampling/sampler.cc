@@ -238,6 +238,18 @@ row_math::Cut Sampler::top_p_cut(double mass, float top_p) {
     return {low, std::numeric_limits<int32_t>::max()};
 }
 
+SampledToken Sampler::score(std::span<const float> logits, int32_t token, std::span<TokenLogprob> top) {
+    SampledToken result;
+    result.token = token;
+    const row_math::Scan scan = row_math::scan(logits.first(vocab_limit_), block_max_);
+    if (scan.has_nan || std::isinf(scan.max)) {
+        result.status = SampleStatus::kNotFinite;
+        return result;
+    }
+    result.num_top = write_logprobs(logits, token, result.logprob, top);
+    return result;
+}
+
 int Sampler::write_logprobs(std::span<const float> logits, int32_t token, float& logprob,
                             std::span<TokenLogprob> top) {
     const float max = row_math::scan(logits, block_scratch_).max;

@@ -62,6 +62,9 @@ public:
     // logits: [vocab_size]. The params.logprobs likeliest tokens go to `top`, likeliest first.
     [[nodiscard]] SampledToken sample(std::span<const float> logits, const SamplingContext& context,
                                       std::span<TokenLogprob> top);
+    // The log-probability of a token that is known, and the top.size() likeliest in its place.
+    [[nodiscard]] SampledToken score(std::span<const float> logits, int32_t token,
+                                     std::span<TokenLogprob> top);
 
 private:
     struct Candidate {

@@ -26,7 +26,9 @@ constexpr int kVocab = 61;
 struct Outcome {
     std::vector<int32_t> tokens;
     std::vector<TokenLogprobs> logprobs;
+    std::vector<TokenLogprobs> prompt_logprobs;
     std::shared_ptr<float[]> context_logits;
+    std::shared_ptr<float[]> generation_logits;
     FinishReason reason = FinishReason::kNone;
     int32_t stop_token = -1;
     std::string error;
@@ -41,7 +43,9 @@ void take(Engine& engine, Outcomes& outcomes, std::chrono::duration<double> time
         CHECK_FALSE(outcome.finished);
         outcome.tokens.insert(outcome.tokens.end(), event.token_ids.begin(), event.token_ids.end());
         for (const TokenLogprobs& entry : event.logprobs) outcome.logprobs.push_back(entry);
+        if (!event.prompt_logprobs.empty()) outcome.prompt_logprobs = event.prompt_logprobs;
         if (event.context_logits) outcome.context_logits = event.context_logits;
+        if (event.generation_logits) outcome.generation_logits = event.generation_logits;
         outcome.reason = event.finish_reason;
         outcome.stop_token = event.stop_token_id;
         outcome.error = event.error;
@@ -102,6 +106,22 @@ std::vector<int32_t> random_prompt(std::mt19937& random, int length) {
     std::vector<int32_t> prompt(static_cast<size_t>(length));
     for (int32_t& token : prompt) token = static_cast<int32_t>(random() % kVocab);
     return prompt;
+}
+
+// `entry` is that of `token` after `history`, with `top` of the likeliest.
+void check_logprobs(const TokenLogprobs& entry, std::span<const int32_t> history, int32_t token, int top) {
+    std::vector<float> raw(kVocab);
+    testing::hashed_logits(history, raw);
+    double sum = 0;
+    for (const float logit : raw) sum += std::exp(static_cast<double>(logit));
+    CHECK(entry.token == token);
+    // Single precision, against a sum of 61 terms.
+    CHECK(
+        static_cast<double>(entry.logprob) ==
+        doctest::Approx(static_cast<double>(raw[static_cast<size_t>(token)]) - std::log(sum)).epsilon(1e-5));
+    REQUIRE(entry.top.size() == static_cast<size_t>(top));
+    if (top > 0)
+        CHECK(raw[static_cast<size_t>(entry.top[0].token)] == *std::max_element(raw.begin(), raw.end()));
 }
 
 SamplingParams greedy(int max_tokens) {
@@ -165,6 +185,8 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
             if (random() % 3 == 0) params.min_tokens = pick(0, params.max_tokens);
             if (random() % 3 == 0) params.logprobs = random() % 20 == 0 ? kMaxDeviceLogprobs + 1 : pick(0, 3);
             params.context_logits = random() % (on_device ? 40 : 5) == 0;
+            params.generation_logits = random() % (on_device ? 40 : 5) == 0;
+            if (random() % (on_device ? 40 : 5) == 0) params.prompt_logprobs = pick(0, 3);
             auto prompt = random() % 2 == 0 ? family : random_prompt(random, limits.max_seq_len);
             prompt.resize(static_cast<size_t>(pick(1, limits.max_seq_len - 1)));
             RequestOptions request_options;
@@ -197,16 +219,23 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
             CHECK(outcome.logprobs.size() == (request.params.logprobs >= 0 ? outcome.tokens.size() : 0));
             std::vector<int32_t> history = request.prompt;
             for (size_t i = 0; i < outcome.logprobs.size(); ++i) {
-                std::vector<float> raw(kVocab);
-                testing::hashed_logits(history, raw);
-                double sum = 0;
-                for (const float logit : raw) sum += std::exp(static_cast<double>(logit));
-                const auto token = static_cast<size_t>(outcome.tokens[i]);
-                // Single precision, against a sum of 61 terms.
-                CHECK(static_cast<double>(outcome.logprobs[i].logprob) ==
-                      doctest::Approx(static_cast<double>(raw[token]) - std::log(sum)).epsilon(1e-5));
-                CHECK(outcome.logprobs[i].top.size() == static_cast<size_t>(request.params.logprobs));
+                check_logprobs(outcome.logprobs[i], history, outcome.tokens[i], request.params.logprobs);
                 history.push_back(outcome.tokens[i]);
+            }
+            const bool scored = request.params.prompt_logprobs >= 0;
+            CHECK(outcome.prompt_logprobs.size() == (scored ? request.prompt.size() - 1 : 0));
+            for (size_t i = 0; i < outcome.prompt_logprobs.size(); ++i) {
+                check_logprobs(outcome.prompt_logprobs[i], std::span(request.prompt).first(i + 1),
+                               request.prompt[i + 1], request.params.prompt_logprobs);
+            }
+            CHECK((outcome.generation_logits != nullptr) == request.params.generation_logits);
+            history = request.prompt;
+            for (size_t row = 0; outcome.generation_logits && row < outcome.tokens.size(); ++row) {
+                std::vector<float> logits(kVocab);
+                testing::hashed_logits(history, logits);
+                CHECK(
+                    std::equal(logits.begin(), logits.end(), outcome.generation_logits.get() + row * kVocab));
+                history.push_back(outcome.tokens[row]);
             }
             CHECK((outcome.context_logits != nullptr) == request.params.context_logits);
             if (!outcome.context_logits) continue;
@@ -492,6 +521,21 @@ TEST_CASE("prefill only: max_tokens 0 gives context logits and no token") {
     std::vector<float> logits(kVocab);
     testing::hashed_logits(prompt, logits);
     CHECK(std::equal(logits.begin(), logits.end(), outcomes[id].context_logits.get() + 99 * kVocab));
+}
+
+TEST_CASE("a prompt whose logits are not finite is not scored, and the other prompt is") {
+    Bench bench({4, 64, 4, 100});
+    SamplingParams params = greedy(1);
+    params.prompt_logprobs = 2;
+    bench.device->poisoned_history = std::vector<int32_t>(10, 7);
+    Outcomes outcomes;
+    const RequestId bad = bench.engine->submit(std::vector<int32_t>(20, 7), params);
+    const RequestId good = bench.engine->submit(std::vector<int32_t>(20, 8), params);
+    finish_all(*bench.engine, outcomes, 2);
+    CHECK(outcomes[bad].reason == FinishReason::kError);
+    CHECK(outcomes[bad].error.find("not finite (NaN or infinity) at position 9") != std::string::npos);
+    CHECK(outcomes[bad].prompt_logprobs.empty());
+    CHECK(outcomes[good].prompt_logprobs.size() == 19);
 }
 
 TEST_CASE("the trace tells what each step was made of") {

@@ -18,7 +18,7 @@ from .generation import Generation
 from .protocol import ChatBody
 from .service import Service, refuse_unserved
 from .streaming import EventStream, event, while_connected
-from .text_logprobs import chat_logprobs
+from .text_logprobs import chat_logprobs, prompt_logprobs
 
 #: What the template gets from the request's own fields, which chat_template_kwargs must not contradict.
 _OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -105,11 +105,16 @@ class _Answer:
         """The answer without a stream."""
         found = await self._generation.all()
         choices = []
+        answer: dict[str, Any] = dict(self._head)
         for choice, updates in zip(self._generation.choices, found, strict=True):
             update = joined(updates)
+            if self._body.prompt_logprobs is not None and update.prompt_logprobs is not None:
+                answer["prompt_logprobs"] = prompt_logprobs(
+                    self._tokenizer, update.prompt_logprobs, self._body.prompt_logprobs
+                )
             message = {"role": "assistant", "content": update.text, "refusal": None}
             choices.append(self._with(choice.index, update, {"message": message}))
-        return {**self._head, "choices": choices, "usage": self._generation.usage(self._n)}
+        return {**answer, "choices": choices, "usage": self._generation.usage(self._n)}
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as a stream: the role, pieces of content, the reason of the end, usage if wanted."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..logprobs import prompt_logprobs
 from ..outputs import TokenLogprob, Update, joined
 from ..request_errors import ParameterError
 from .body import parse
@@ -21,11 +18,7 @@ from .generation import Choice, Generation
 from .protocol import CompletionBody
 from .service import Service, refuse_unserved
 from .streaming import EventStream, event, while_connected
-from .text_logprobs import completion_logprobs
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from .text_logprobs import completion_logprobs, prompt_logprobs
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -41,10 +34,11 @@ async def completions(service: Service, request: Request) -> Response:
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise ParameterError("max_tokens is 0; expected at least 1 (0 is for echo=true)", "max_tokens")
-    params = service.params(body, max_tokens=max_tokens, logprobs=body.logprobs)
-    scoring = bool(body.echo) and body.logprobs is not None
+    params = service.params(
+        body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=_scored(body)
+    )
     await service.prepare(params)
-    generation = Generation(service, prompts, params, context_logits=scoring)
+    generation = Generation(service, prompts, params)
     answer = _Answer(service, body, generation, texts, params.n)
     if body.stream:
         return EventStream(answer.events(), generation.close)
@@ -62,6 +56,13 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(400, f"best_of is {body.best_of}; only n outputs ({body.n or 1}) are made", "best_of")
     if body.echo and body.stream and body.logprobs is not None:
         raise ApiError(400, "echo with logprobs cannot be streamed; set stream=false", "echo")
+
+
+def _scored(body: CompletionBody) -> int | None:
+    """Alternatives wanted for each token of the prompt; None = no scores."""
+    echoed = body.logprobs if body.echo else None
+    wanted = [count for count in (echoed, body.prompt_logprobs) if count is not None]
+    return max(wanted, default=None)
 
 
 def _prompt_count(body: CompletionBody) -> int:
@@ -102,7 +103,6 @@ class _Answer:
     def __init__(
         self, service: Service, body: CompletionBody, generation: Generation, texts: list[str | None], n: int
     ) -> None:
-        self._service = service
         self._body = body
         self._generation = generation
         self._texts = texts
@@ -117,26 +117,17 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer without a stream."""
-        updates: list[list[Update]] = [[] for _ in self._generation.choices]
-        scored: dict[int, list[TokenLogprob | None]] = {}
-        async for batch in self._generation.batches():
-            for choice, update in batch:
-                if update.context_logits is not None:
-                    # As they come: the logits of all prompts together may be more than the memory.
-                    scored[choice.index // self._n] = await self._score(choice, update.context_logits)
-                    update = replace(update, context_logits=None)
-                updates[choice.index].append(update)
+        found = [joined(updates) for updates in await self._generation.all()]
         choices = []
         for choice in self._generation.choices:
-            entries = scored.get(choice.index // self._n, [])
-            choices.append(
-                self._choice(choice, joined(updates[choice.index]), 0, self._echo(choice), entries)
-            )
+            # A prompt is scored with its first output.
+            scores = found[choice.index - choice.index % self._n].prompt_logprobs or ()
+            entries = scores if self._body.echo and self._body.logprobs is not None else ()
+            made = self._choice(choice, found[choice.index], 0, self._echo(choice), entries)
+            if self._body.prompt_logprobs is not None:
+                made["prompt_logprobs"] = prompt_logprobs(self._tokenizer, scores, self._body.prompt_logprobs)
+            choices.append(made)
         return {**self._head, "choices": choices, "usage": self._generation.usage(self._n)}
-
-    async def _score(self, choice: Choice, logits: npt.NDArray[np.float32]) -> list[TokenLogprob | None]:
-        work = partial(prompt_logprobs, choice.prompt_ids, logits, self._body.logprobs or 0)
-        return await self._service.off_loop(work)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as a stream."""
@@ -176,7 +167,7 @@ class _Answer:
         update: Update,
         offset: int,
         echo: str,
-        prompt_entries: list[TokenLogprob | None],
+        prompt_entries: Sequence[TokenLogprob | None],
     ) -> dict[str, Any]:
         made: dict[str, Any] = {
             "index": choice.index,

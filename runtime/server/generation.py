@@ -35,7 +35,6 @@ class Generation:
         service: the engine and its metrics.
         prompts: token ids of each prompt.
         params: ``n`` outputs are made of each prompt.
-        context_logits: ask for the prompts' logits with each prompt's first output.
 
     Raises:
         RequestError: one of the prompts cannot be served; none of them runs then.
@@ -46,8 +45,6 @@ class Generation:
         service: Service,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        *,
-        context_logits: bool = False,
     ) -> None:
         self._service = service
         self._queue: asyncio.Queue[tuple[Choice, Update]] = asyncio.Queue()
@@ -58,19 +55,19 @@ class Generation:
         try:
             for ids, resolved in checked:
                 for k in range(params.n):
-                    self._start(ids, resolved.for_output(k), context_logits and k == 0)
+                    self._start(ids, resolved.for_output(k))
         except BaseException:
             self.close()
             raise
         self._left = len(self.choices)
 
-    def _start(self, ids: list[int], params: SamplingParams, context_logits: bool) -> None:
+    def _start(self, ids: list[int], params: SamplingParams) -> None:
         slot: list[Choice] = []
 
         def put(update: Update) -> None:
             self._queue.put_nowait((slot[0], update))
 
-        request = self._service.engine.start(ids, params, put, context_logits=context_logits)
+        request = self._service.engine.start(ids, params, put)
         slot.append(Choice(len(self.choices), ids, request))
         self.choices.append(slot[0])
 

@@ -82,6 +82,7 @@ class _Generation(_Body):
     no_repeat_ngram_size: StrictInt | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: StrictInt | None = None
 
 
 class CompletionBody(_Generation):

@@ -41,6 +41,7 @@ _PASSED_ON = (
     "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
+    "prompt_logprobs",
     "skip_special_tokens",
     "priority",
     "cache_salt",
@@ -54,7 +55,7 @@ class ServerConfig:
     Attributes:
         model_names: names that requests may use; the first is the one in answers.
         use_generation_config: take sampling defaults from the checkpoint's generation_config.json.
-        worker_threads: threads for tokenization, chat templates and prompt log-probabilities.
+        worker_threads: threads for tokenization and chat templates.
         max_body_bytes: larger request bodies are refused with 413.
         stall_seconds: /health says 503 when requests are running and nothing has happened for this long.
     """
@@ -164,3 +165,5 @@ def refuse_unserved(body: CompletionBody | ChatBody) -> None:
     """Refuse what would change the answer and is not served, instead of ignoring it."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only for stream=true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs cannot be streamed; set stream=false", "prompt_logprobs")

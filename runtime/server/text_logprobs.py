@@ -61,6 +61,33 @@ def chat_logprobs(tokenizer: Tokenizer | None, entries: Sequence[TokenLogprob], 
     }
 
 
+def prompt_logprobs(
+    tokenizer: Tokenizer | None, entries: Sequence[TokenLogprob | None], top: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: for each token an object by token id of itself and its alternatives.
+
+    ``rank`` counts from 1 and is null for a token that is not among those asked for.
+    """
+    found: list[dict[str, Any] | None] = []
+    for entry in entries:
+        if entry is None:
+            found.append(None)
+            continue
+        ranks = {t: rank for rank, (t, _) in enumerate(entry.top[:top], 1)}
+        values = {entry.token_id: entry.logprob, **dict(entry.top[:top])}
+        found.append(
+            {
+                str(t): {
+                    "logprob": _finite(value),
+                    "rank": ranks.get(t),
+                    "decoded_token": token_name(tokenizer, t),
+                }
+                for t, value in values.items()
+            }
+        )
+    return found
+
+
 def token_name(tokenizer: Tokenizer | None, token: int) -> str:
     """A token as text, as bytes where it is no UTF-8 by itself, or as its id without a tokenizer."""
     if tokenizer is None:

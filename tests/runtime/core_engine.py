@@ -28,7 +28,9 @@ class Outcome:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
     context_logits: np.ndarray[Any, Any] | None = None
+    generation_logits: np.ndarray[Any, Any] | None = None
     finish_reason: str = ""
     stop_token_id: int | None = None
     error: str = ""
@@ -70,8 +72,11 @@ def finish(core: Any, ids: Iterable[int], seconds: float = 60.0) -> dict[int, Ou
             assert not outcome.finished
             outcome.token_ids += event.token_ids
             outcome.logprobs += event.logprobs
+            outcome.prompt_logprobs += event.prompt_logprobs
             if event.context_logits is not None:
                 outcome.context_logits = event.context_logits
+            if event.generation_logits is not None:
+                outcome.generation_logits = event.generation_logits
             outcome.finish_reason, outcome.stop_token_id = event.finish_reason, event.stop_token_id
             outcome.error, outcome.finished = event.error, event.finished
     return outcomes

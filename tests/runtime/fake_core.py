@@ -33,7 +33,9 @@ class FakeParams:
     bad_words: list[list[int]] = field(default_factory=list)
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int = -1
+    prompt_logprobs: int = -1
     context_logits: bool = False
+    generation_logits: bool = False
 
 
 @dataclass
@@ -53,7 +55,9 @@ class FakeEvent:
     error: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prompt_logprobs: list[FakeLogprobs] = field(default_factory=list)
     context_logits: Any = None
+    generation_logits: Any = None
 
 
 class FakeQueueFullError(RuntimeError):
@@ -73,6 +77,12 @@ def logits(history: list[int], vocab: int = VOCAB) -> np.ndarray:
 def log_softmax(x: np.ndarray) -> np.ndarray:
     shifted = x.astype(np.float64) - x.max()
     return shifted - np.log(np.exp(shifted).sum())
+
+
+def scored(row: np.ndarray, token: int, top: int) -> FakeLogprobs:
+    raw = log_softmax(row)
+    best = np.argsort(-raw, kind="stable")[:top]
+    return FakeLogprobs(float(raw[token]), [(int(t), float(raw[t])) for t in best])
 
 
 @dataclass
@@ -183,6 +193,11 @@ class FakeCore:
         if r.generated == 0 and r.params.context_logits:
             rows = [logits(r.history[: i + 1], self.vocab) for i in range(r.prompt)]
             event.context_logits = np.stack(rows)
+        if r.generated == 0 and r.params.prompt_logprobs >= 0:
+            event.prompt_logprobs = [
+                scored(logits(r.history[:i], self.vocab), r.history[i], r.params.prompt_logprobs)
+                for i in range(1, r.prompt)
+            ]
         if r.params.max_tokens == 0:
             event.finished, event.finish_reason = True, "length"
             return event
@@ -195,11 +210,12 @@ class FakeCore:
         r.history.append(token)
         event.token_ids = [token]
         if r.params.logprobs >= 0:
-            raw = log_softmax(scores)
-            best = np.argsort(-raw, kind="stable")[: r.params.logprobs]
-            event.logprobs = [FakeLogprobs(float(raw[token]), [(int(t), float(raw[t])) for t in best])]
+            event.logprobs = [scored(scores, token, r.params.logprobs)]
         if r.generated >= r.params.max_tokens:
             event.finished, event.finish_reason = True, "length"
+        if event.finished and r.params.generation_logits:
+            places = range(r.prompt, len(r.history))
+            event.generation_logits = np.stack([logits(r.history[:i], self.vocab) for i in places])
         return event
 
     def _choose(self, scores: np.ndarray, r: _Running) -> int:

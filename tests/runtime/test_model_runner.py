@@ -272,6 +272,32 @@ def test_context_logits_has_a_row_for_every_position(runner):
         runner.context_logits([1] * 257)
 
 
+def test_prompt_logprobs_come_once_whatever_n_is(runner):
+    prompt = [5, 9, 7, 200]
+    for options in ({"max_new_tokens": 0}, {"max_new_tokens": 3, "n": 2}):
+        (result,) = runner.generate(prompt, prompt_logprobs=2, **options)
+        assert result.prompt_logprobs[0] is None
+        for i in range(1, 4):
+            raw = fake_core.log_softmax(fake_core.logits(prompt[:i]))
+            entry = result.prompt_logprobs[i]
+            assert entry.token_id == prompt[i]
+            assert entry.logprob == pytest.approx(raw[prompt[i]], abs=1e-9)
+            assert [t for t, _ in entry.top] == list(np.argsort(-raw)[:2])
+    assert runner.generate([5], prompt_logprobs=0)[0].prompt_logprobs == [None]
+    *_, last = runner.generate(prompt, prompt_logprobs=0, max_new_tokens=4, streaming=True)
+    assert len(last.prompt_logprobs) == 4
+
+
+def test_logits_of_prompt_and_output_come_on_request(runner):
+    (result,) = runner.generate(
+        [5, 9], max_new_tokens=3, n=2, return_context_logits=True, return_generation_logits=True
+    )
+    np.testing.assert_array_equal(result.context_logits[1], fake_core.logits([5, 9]))
+    for out in result.outputs:
+        assert out.generation_logits.shape == (3, fake_core.VOCAB)
+        np.testing.assert_array_equal(out.generation_logits[2], fake_core.logits([5, 9, *out.token_ids[:2]]))
+
+
 def test_chat_goes_through_the_template(tokenizer_dir):
     runner, _, core = scripted(tokenizer_dir, "Hi!")
     with runner:

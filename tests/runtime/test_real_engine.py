@@ -71,6 +71,26 @@ def test_context_logits_are_those_of_the_float64_model(runner, model):
     np.testing.assert_allclose(runner.context_logits(ids), model.logits(ids, range(7)), atol=1e-4)
 
 
+def test_prompt_logprobs_and_generation_logits_are_those_of_the_float64_model(runner, model):
+    # As long as several chunks and, the second time, in the prefix cache.
+    ids = [(7 * i + i * i) % TOKENS.vocab_size_used for i in range(90)]
+    for _ in range(2):
+        (result,) = runner.generate(
+            input_ids=ids, max_new_tokens=3, end_id=-1, prompt_logprobs=2, return_generation_logits=True
+        )
+        rows = model.logits([*ids, *result.outputs[0].token_ids], range(len(ids) + 2))
+        raw = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        assert result.prompt_logprobs[0] is None
+        assert result.cached_tokens == 0
+        for i, entry in enumerate(result.prompt_logprobs[1:], 1):
+            assert entry.token_id == ids[i]
+            # float32 against float64, as above.
+            assert entry.logprob == pytest.approx(raw[i - 1, ids[i]], abs=1e-4)
+            used = raw[i - 1, : TOKENS.vocab_size_used]
+            assert [t for t, _ in entry.top] == list(np.argsort(-used)[:2])
+        np.testing.assert_allclose(result.outputs[0].generation_logits, rows[len(ids) - 1 :], atol=1e-4)
+
+
 def test_logprobs_are_the_log_softmax_of_the_float64_model(runner, model):
     (out,) = runner.generate(input_ids=[5, 9], max_new_tokens=5, logprobs=3, end_id=-1)[0].outputs
     history = [5, 9]

@@ -10,8 +10,6 @@ import httpx
 import live_server
 import numpy as np
 import pytest
-from castiron.runtime.logprobs import prompt_logprobs
-from castiron.runtime.server import completions
 from castiron.runtime.tokenizer import Tokenizer
 from fake_core import FakeCore, greedy
 from server_calls import USER, events, post, says
@@ -160,23 +158,32 @@ def test_echo_with_logprobs_scores_the_prompt(server, folder, max_tokens):
     assert logprobs["text_offset"][:2] == [0, len(logprobs["tokens"][0])]
 
 
-def test_a_prompt_is_scored_when_its_logits_come_and_not_when_all_have_come(folder, monkeypatch):
-    left = []
-    core = FakeCore(step_seconds=0.05, max_batch_size=1)
-    with live_server.serve(core, tokenizer_dir=folder) as server:
-
-        def score(ids, logits, top):
-            left.append(server[1].engine.session.unfinished)
-            return prompt_logprobs(ids, logits, top)
-
-        monkeypatch.setattr(completions, "prompt_logprobs", score)
-        body = {"prompt": [[5, 6], [7, 8], [9, 10]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 1}
-        choices = post(server, "/v1/completions", **body).json()["choices"]
-    assert left[0] > 0, left
-    assert len(left) == 3
+def test_every_output_of_an_echoed_prompt_has_the_prompts_scores(server):
+    body = {"prompt": [[5, 6], [7, 8], [9, 10]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 1}
+    choices = post(server, "/v1/completions", **body).json()["choices"]
     for choice, ids in zip(choices, [p for p in body["prompt"] for _ in range(2)], strict=True):
         raw = fake_core.log_softmax(fake_core.logits(ids[:1]))
         assert choice["logprobs"]["token_logprobs"][1] == pytest.approx(raw[ids[1]], abs=1e-5)
+
+
+def test_prompt_logprobs_have_the_shape_of_vllms(server, folder):
+    ids = says(folder, "The quick fox")
+    body = {"prompt": ids, "prompt_logprobs": 2, "max_tokens": 1, "n": 2, "temperature": 0}
+    for choice in post(server, "/v1/completions", **body).json()["choices"]:
+        assert choice["logprobs"] is None
+        assert choice["prompt_logprobs"][0] is None
+        assert len(choice["prompt_logprobs"]) == len(ids)
+        for i in range(1, len(ids)):
+            raw = fake_core.log_softmax(fake_core.logits(ids[:i]))
+            best = np.argsort(-raw)[:2].tolist()
+            entry = choice["prompt_logprobs"][i]
+            assert {int(t) for t in entry} == {ids[i], *best}
+            assert [entry[str(t)]["rank"] for t in best] == [1, 2]
+            assert entry[str(ids[i])]["logprob"] == pytest.approx(raw[ids[i]], abs=1e-5)
+            assert entry[str(ids[i])]["decoded_token"] == Tokenizer(folder).decode([ids[i]], False)
+    chat = post(server, "/v1/chat/completions", messages=USER, prompt_logprobs=0, max_tokens=1).json()
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    assert chat["prompt_logprobs"][0] is None
 
 
 def test_chat_logprobs_name_tokens_and_bytes(server):
@@ -306,15 +313,3 @@ def test_the_openai_client_works(server):
         client.chat.completions.create(model="other", messages=USER)
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
         client.completions.create(model="fake", prompt=[5] * 300)
-
-
-def test_prompt_logprobs_pick_the_largest_of_every_row():
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal((150, 33)).astype(np.float32)
-    ids = rng.integers(0, 33, 150).tolist()
-    entries = prompt_logprobs(ids, logits, 4)
-    assert entries[0] is None
-    for i in (1, 64, 65, 149):
-        raw = fake_core.log_softmax(logits[i - 1])
-        assert entries[i].logprob == pytest.approx(raw[ids[i]], abs=1e-9)
-        assert [t for t, _ in entries[i].top] == list(np.argsort(-raw)[:4])

@@ -20,6 +20,8 @@ BAD = [
     ({"prompt": "x", "logprobs": True}, 400, "logprobs"),
     ({"prompt": "x", "logprobs": "1"}, 400, "logprobs"),
     ({"prompt": "x", "logprobs": 1000}, 400, "logprobs"),
+    ({"prompt": "x", "prompt_logprobs": -1}, 400, "prompt_logprobs"),
+    ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
     ({"prompt": "x", "n": 0}, 400, "n"),
     ({"prompt": "x", "n": 1000000}, 400, "n"),
     ({"prompt": "x", "stop": [""]}, 400, "stop"),
