@@ -63,6 +63,13 @@ class SamplingParams:
     """-1: none; else how many of the likeliest tokens come with each token's own log-probability."""
     prompt_logprobs: int
     """-1: none; else the same of every prompt token but the first."""
+    beam_width: int
+    """0: tokens are sampled; else so many beams search for the best texts."""
+    length_penalty: float
+    """Of a beam search: a text's score is its sum of log-probabilities / length ** length_penalty; 1."""
+    early_stopping: str
+    """Of a beam search: when it ends once beam_width texts are finished: never (when no beam can do better at
+    any length), likely (nor at its present length; the default), first_finished (at once)."""
     context_logits: bool
     """Logits of every prompt token are wanted."""
     generation_logits: bool
@@ -93,6 +100,25 @@ class TokenLogprobs:
     def top(self) -> list[tuple[int, float]]:
         """(token id, log-probability), likeliest first."""
 
+class BeamOutput:
+    """One text that a beam search found."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Without the stop token that ended it."""
+    @property
+    def logprobs(self) -> list[float]:
+        """Of each token, after penalties, rules and bias."""
+    @property
+    def cumulative_logprob(self) -> float:
+        """Their sum, the stop token's among them."""
+    @property
+    def score(self) -> float:
+        """cumulative_logprob / length ** length_penalty; the stop token counts."""
+    @property
+    def stop_token_id(self) -> int | None:
+        """The stop token that ended it; None: its length did."""
+
 class Event:
     """All that happened to one request since the last poll."""
 
@@ -113,6 +139,9 @@ class Event:
     @property
     def stop_token_id(self) -> int | None:
         """The stop token that ended the request."""
+    @property
+    def beams(self) -> list[BeamOutput]:
+        """What a beam search found, best first, in the last event."""
     @property
     def error(self) -> str: ...
     @property

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from castiron.errors import RequestError
 
 from .loading import RuntimeOptions, open_session
 from .outputs import CompletionOutput, RequestOutput, Update
+from .prompt_outputs import PromptOutputs
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class AsyncEngine:
 
         Args:
             prompt_ids: token ids.
-            params: ``n`` is ignored: start n times, with ``params.for_output(k)``.
+            params: of one request: see ``PromptOutputs``.
             put: called on the loop with each update.
 
         Raises:
@@ -53,7 +55,7 @@ class AsyncEngine:
     def submit(self, prompt_ids: Any, params: SamplingParams) -> Stream:
         """``start`` with the updates as an async iterator."""
         stream = Stream(self.session)
-        stream.request = self.start(prompt_ids, params, stream.put)
+        stream.requests.append(self.start(prompt_ids, params, stream.put))
         return stream
 
     async def generate(
@@ -75,9 +77,16 @@ class AsyncEngine:
         if text is not None:
             tokenizer = await asyncio.to_thread(self.session.need_tokenizer)
             prompt = await asyncio.to_thread(tokenizer.encode, text)
-        stream = self.submit(prompt, params)
+        stream = Stream(self.session)
+        made = PromptOutputs(params, lambda _, update: stream.put(update))
+        try:
+            for j, part in enumerate(made.requests):
+                stream.requests.append(self.start(prompt, part, partial(made.take, j)))
+        except BaseException:
+            stream.cancel()
+            raise
         empty = CompletionOutput(0, logprobs=None if params.logprobs is None else [])
-        result = RequestOutput(0, cast("Request", stream.request).prompt_ids, [empty], text)
+        result = RequestOutput(0, stream.requests[0].prompt_ids, [empty], text)
         try:
             async for update in stream:
                 result = result.extended(0, update)
@@ -99,22 +108,22 @@ class AsyncEngine:
 
 
 class Stream:
-    """The updates of one request, as an async iterator that ends after the last one."""
+    """The updates of one output, as an async iterator that ends after the last one."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._queue: asyncio.Queue[Update] = asyncio.Queue()
         self._ended = False
-        self.request: Request | None = None
+        self.requests: list[Request] = []
 
     def put(self, update: Update) -> None:
         """Add an update; on the event loop only."""
         self._queue.put_nowait(update)
 
     def cancel(self) -> None:
-        """End the request in the engine unless it has ended."""
-        if not self._ended and self.request is not None:
-            self._session.cancel(self.request)
+        """End what still runs in the engine."""
+        for request in self.requests:
+            self._session.cancel(request)
 
     def __aiter__(self) -> Stream:
         return self

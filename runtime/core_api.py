@@ -21,6 +21,16 @@ class CoreLogprobs(Protocol):
     top: Sequence[tuple[int, float]]
 
 
+class CoreBeam(Protocol):
+    """A text that a beam search found."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    cumulative_logprob: float
+    score: float
+    stop_token_id: int | None
+
+
 class CoreEvent(Protocol):
     """What one or more steps did for one request.
 
@@ -36,6 +46,7 @@ class CoreEvent(Protocol):
     error: str
     prompt_tokens: int
     cached_tokens: int
+    beams: Sequence[CoreBeam]
     prompt_logprobs: Sequence[CoreLogprobs]
     context_logits: npt.NDArray[np.float32] | None
     generation_logits: npt.NDArray[np.float32] | None

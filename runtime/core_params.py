@@ -25,6 +25,7 @@ _SAME_NAME = (
     "no_repeat_ngram_size",
     "seed",
 )
+_EARLY_STOPPING: dict[bool | str, str] = {True: "first_finished", False: "likely", "never": "never"}
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
@@ -63,6 +64,10 @@ def core_params(
     core.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
     core.context_logits = params.return_context_logits
     core.generation_logits = params.return_generation_logits
+    if params.use_beam_search:
+        core.beam_width = params.best_of or params.n
+        core.length_penalty = params.length_penalty
+        core.early_stopping = _EARLY_STOPPING[params.early_stopping]
     if params.allowed_token_ids:
         core.allowed_token_ids = list(params.allowed_token_ids)
     if params.logit_bias:

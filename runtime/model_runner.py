@@ -142,10 +142,10 @@ class ModelRunner:
             streaming: give an iterator of partial results instead: each is the whole result of one prompt so
                 far, with what is new in ``outputs[k].text_diff`` and ``token_ids_diff``.
             options: any field of SamplingParams, which then overrides ``sampling_params``; also
-                TensorRT-LLM's
-                ``max_new_tokens``, ``random_seed``, ``num_return_sequences``, and ``end_id`` (this token
-                instead of the model's EOS tokens; -1 = never stop). Without ``temperature``, decoding is
-                greedy unless ``top_k`` (other than 1) or ``top_p`` asks for sampling, as in TensorRT-LLM.
+                TensorRT-LLM's ``num_beams`` (more than 1: a beam search), ``max_new_tokens``,
+                ``random_seed``, ``num_return_sequences``, and ``end_id`` (this token instead of the model's
+                EOS tokens; -1 = never stop). Without ``temperature``, decoding is greedy unless ``top_k``
+                (other than 1) or ``top_p`` asks for sampling, as in TensorRT-LLM.
 
         Returns:
             One result for each prompt, in order.
@@ -234,12 +234,12 @@ def _merge(sampling_params: SamplingParams | None, options: dict[str, Any]) -> S
         )
     base = sampling_params or SamplingParams()
     given: dict[str, Any] = {}
-    for name, value in options.items():
+    for name, value in _without_num_beams(options).items():
         field = _ALIASES.get(name, name)
         if field not in _FIELDS and field != "end_id":
             raise ParameterError(
                 f"generate has no option {name!r}; it knows "
-                f"{', '.join(sorted(_FIELDS | _ALIASES.keys()))} and end_id",
+                f"{', '.join(sorted(_FIELDS | _ALIASES.keys()))}, num_beams and end_id",
                 param=name,
             )
         if field in given:
@@ -258,6 +258,18 @@ def _merge(sampling_params: SamplingParams | None, options: dict[str, Any]) -> S
         # there.
         given["temperature"] = 1.0
     return replace(base, **given)
+
+
+def _without_num_beams(options: dict[str, Any]) -> dict[str, Any]:
+    """``num_beams`` as SamplingParams says it; one beam is no search, as in transformers."""
+    if "num_beams" not in options:
+        return options
+    rest = {name: value for name, value in options.items() if name != "num_beams"}
+    for name in ("best_of", "use_beam_search"):
+        if name in rest:
+            raise ParameterError(f"{name} says the same as num_beams; give one", param=name)
+    beams = options["num_beams"]
+    return rest if beams == 1 else {**rest, "best_of": beams, "use_beam_search": True}
 
 
 def _prompts(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[list[Any], list[str | None]]:

@@ -36,6 +36,8 @@ class Update:
         prompt_logprobs: one entry for each token of the prompt, None for the first; once, when asked for.
         context_logits: float32 [prompt tokens, vocab], once, when asked for.
         generation_logits: float32 [tokens of the output, vocab], with the last update, when asked for.
+        cumulative_logprob, score: of an output that was chosen among several; see ``CompletionOutput``.
+        beams: all that a beam search found, best first, with the last update of its request.
     """
 
     text: str = ""
@@ -48,6 +50,9 @@ class Update:
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     context_logits: npt.NDArray[np.float32] | None = None
     generation_logits: npt.NDArray[np.float32] | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
+    beams: Sequence[Update] = ()
 
 
 def joined(updates: Sequence[Update]) -> Update:
@@ -77,6 +82,9 @@ class CompletionOutput:
             finished.
         stop_reason: the stop string or the id of the stop token that hit; None for EOS.
         logprobs: one entry for each token when asked for.
+        cumulative_logprob: sum of the tokens' log-probabilities, when they were asked for or outputs ranked
+            by it; the stop token's counts in a beam search alone.
+        score: what a beam search ranks by: the sum divided by length ** length_penalty.
         generation_logits: float32 [tokens, vocab] when asked for, once the output is finished.
         text_diff, token_ids_diff: what the last partial result added (streaming).
     """
@@ -87,17 +95,17 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
     generation_logits: npt.NDArray[np.float32] | None = None
     text_diff: str = ""
     token_ids_diff: list[int] = field(default_factory=list)
 
-    @property
-    def cumulative_logprob(self) -> float | None:
-        """Sum of the tokens' log-probabilities, when they were asked for."""
-        return None if self.logprobs is None else sum(x.logprob for x in self.logprobs)
-
     def extended(self, update: Update) -> CompletionOutput:
         """This output with one more update."""
+        total = update.cumulative_logprob
+        if total is None and self.logprobs is not None:
+            total = (self.cumulative_logprob or 0.0) + sum(x.logprob for x in update.logprobs)
         return replace(
             self,
             text=self.text + update.text,
@@ -105,6 +113,8 @@ class CompletionOutput:
             finish_reason=update.finish_reason,
             stop_reason=update.stop_reason,
             logprobs=None if self.logprobs is None else [*self.logprobs, *update.logprobs],
+            cumulative_logprob=total,
+            score=update.score,
             generation_logits=_cut(update.generation_logits, len(self.token_ids) + len(update.token_ids)),
             text_diff=update.text,
             token_ids_diff=list(update.token_ids),

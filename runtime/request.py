@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from .core_api import CoreEvent
+from .core_api import CoreBeam, CoreEvent
 from .detokenizer import Detokenizer
 from .outputs import FinishReason, TokenLogprob, Update
 from .sampling_params import SamplingParams
@@ -62,6 +62,14 @@ class Request:
 
     def accept(self, event: CoreEvent) -> Update:
         """What an event adds; ``done`` is set with the last update, which a stop string may bring."""
+        if event.beams:
+            self.done = True
+            return Update(
+                finish_reason=cast(FinishReason, event.finish_reason),
+                cached_tokens=event.cached_tokens,
+                beams=[self._beam(beam) for beam in event.beams],
+                **self._of_prompt(event),
+            )
         tokens = list(event.token_ids)
         logprobs = _logprobs(tokens, event.logprobs)
         stopping = event.stop_token_id
@@ -101,6 +109,24 @@ class Request:
             cached_tokens=event.cached_tokens,
             generation_logits=event.generation_logits,
             **self._of_prompt(event),
+        )
+
+    def _beam(self, beam: CoreBeam) -> Update:
+        """A text that a beam search found, whole."""
+        stop = beam.stop_token_id
+        self._detokenizer = None  # each beam continues the prompt
+        text = "".join([self._detokenize(token) for token in beam.token_ids]) + self._rest(stop)
+        scores: list[TokenLogprob] = []
+        if self.params.logprobs is not None:
+            scores = [TokenLogprob(t, p) for t, p in zip(beam.token_ids, beam.logprobs, strict=True)]
+        return Update(
+            text=text,
+            token_ids=list(beam.token_ids),
+            logprobs=scores,
+            finish_reason="length" if stop is None else "stop",
+            stop_reason=None if stop in self._eos else stop,
+            cumulative_logprob=beam.cumulative_logprob,
+            score=beam.score,
         )
 
     def _of_prompt(self, event: CoreEvent) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from .request_errors import ParameterError
 from .structured_output import StructuredOutput
@@ -30,6 +30,7 @@ _SWITCHES = (
     "detokenize",
     "return_context_logits",
     "return_generation_logits",
+    "use_beam_search",
 )
 
 
@@ -68,6 +69,14 @@ class SamplingParams:
             so for short prompts.
         return_generation_logits: the raw logits that each new token was chosen from.
         n: outputs for each prompt; output k uses ``seed + k``. What is wanted of the prompt comes once.
+        best_of: make so many outputs and return the ``n`` whose tokens' log-probabilities have the largest
+            sum, best first; with ``use_beam_search`` the number of beams (None = ``n``).
+        use_beam_search: search for the likeliest texts, as transformers' ``generate(num_beams=best_of)``
+            does. Nothing is random, and the texts come when all are found.
+        length_penalty: of a beam search: texts are ranked by their sum of log-probabilities divided by
+            length ** length_penalty (0 = off).
+        early_stopping: of a beam search, once it has as many finished texts as beams: True ends it, False
+            when no beam would be better with its present length, "never" when none can become better.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string, or the text of the stop token, in the text.
         detokenize: False leaves ``text`` empty and saves the work; not possible with ``stop``.
@@ -104,6 +113,10 @@ class SamplingParams:
     return_context_logits: bool = False
     return_generation_logits: bool = False
     n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
@@ -153,6 +166,13 @@ class SamplingParams:
             if (count := getattr(self, name)) is not None:
                 put(name, _integer(name, count, 0, MAX_LOGPROBS))
         put("n", _integer("n", self.n, 1, MAX_N))
+        if self.best_of is not None:
+            put("best_of", _integer("best_of", self.best_of, 1, MAX_N))
+            if self.best_of < self.n:
+                _refuse("best_of", self.best_of, f"n ({self.n}) or more")
+        put("length_penalty", _number("length_penalty", self.length_penalty, -100.0, 100.0))
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            _refuse("early_stopping", self.early_stopping, 'true, false or "never"')
         put("priority", _integer("priority", self.priority, -(2**31), 2**31 - 1))
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_CHARS):
@@ -162,16 +182,48 @@ class SamplingParams:
                 _refuse(name, getattr(self, name), "true or false")
         if self.stop and not self.detokenize:
             _refuse("detokenize", False, "true when stop strings are given: they are matched on the text")
+        if self.use_beam_search:
+            self._check_beams()
+        elif self.length_penalty != 1.0 or self.early_stopping is not False:
+            name = "early_stopping" if self.length_penalty == 1.0 else "length_penalty"
+            _refuse(name, getattr(self, name), "nothing without use_beam_search")
+        elif self.num_requests > self.n and self.temperature == 0.0:
+            _refuse("best_of", self.best_of, f"n ({self.n}) at temperature 0, which makes equal outputs")
 
-    def for_output(self, k: int) -> SamplingParams:
-        """These parameters for output ``k`` of ``n``.
+    def _check_beams(self) -> None:
+        plain = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        for name, off in plain.items():
+            if getattr(self, name) != off:
+                _refuse(name, getattr(self, name), f"{off:g} with use_beam_search, which draws nothing")
+        if self.max_tokens == 0:
+            _refuse("max_tokens", 0, "at least 1 with use_beam_search")
+        if self.stop:
+            _refuse("stop", self.stop, "stop_token_ids with use_beam_search: beams have no text yet")
+        if self.structured_output is not None:
+            _refuse("structured_output", self.structured_output, "none with use_beam_search")
+        if self.logprobs:
+            _refuse("logprobs", self.logprobs, "0 with use_beam_search: there are no alternatives")
+        if self.return_generation_logits:
+            _refuse("return_generation_logits", True, "false with use_beam_search")
 
-        A fixed seed must not give n equal outputs, and the first output brings what is wanted of the prompt.
+    @property
+    def num_requests(self) -> int:
+        """Requests of the engine that the outputs of one prompt are made of."""
+        return 1 if self.use_beam_search else self.best_of or self.n
+
+    def for_request(self, j: int) -> SamplingParams:
+        """These parameters for request ``j`` of ``num_requests``.
+
+        A fixed seed must not give equal outputs, and the first request brings what is wanted of the prompt.
+        Requests that are to be ranked need log-probabilities.
         """
-        if k == 0:
-            return self
-        seed = None if self.seed is None else (self.seed + k) & MAX_SEED
-        return replace(self, seed=seed, prompt_logprobs=None, return_context_logits=False)
+        made = self
+        if self.num_requests > self.n and self.logprobs is None:
+            made = replace(made, logprobs=0)
+        if j == 0:
+            return made
+        seed = None if self.seed is None else (self.seed + j) & MAX_SEED
+        return replace(made, seed=seed, prompt_logprobs=None, return_context_logits=False)
 
 
 def _refuse(name: str, found: object, expected: str) -> NoReturn:

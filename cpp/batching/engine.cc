@@ -115,7 +115,7 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
         }
     }
     const int new_tokens = static_cast<int>(std::min<int64_t>(params.max_tokens, room));
-    scheduler_.check_can_ever_run(static_cast<int>(length), new_tokens);
+    scheduler_.check_can_ever_run(static_cast<int>(length), new_tokens, params.beam_width);
 
     std::unique_lock lock(mutex_);
     const RequestId id = next_id_++;
@@ -331,7 +331,9 @@ void Engine::step(StepRecord& record) {
     const auto forwarded = Clock::now();
     if (computed) {
         touched_.clear();
-        for (const ScheduledChunk& chunk : plan.chunks) touched_.push_back(chunk.request);
+        for (const ScheduledChunk& chunk : plan.chunks) {
+            if (chunk.beam <= 0) touched_.push_back(chunk.request);
+        }
         take_masks(plan);
         runner_.sample(plan);
         scheduler_.keep_computed();
@@ -423,7 +425,7 @@ void Engine::hand_over(StepRecord& record) {
         stats_.preemptions += record.preemptions;
         for (Request* request : touched_) {
             record.finished += request->state == RequestState::kFinished ? 1 : 0;
-            stats_.generated_tokens += request->num_output() - request->published;
+            stats_.generated_tokens += request->num_public() - request->published + request->num_found();
             publish(*request);
         }
         stats_.device_failures += failures_in_a_row_ > 0 ? 1 : 0;
@@ -447,14 +449,14 @@ void Engine::publish(Request& request) {
     const bool finished = request.state == RequestState::kFinished;
     const bool wanted = request.params.context_logits || request.params.prompt_logprobs >= 0;
     const bool context = wanted && !request.published_context && request.context_rows_left == 0;
-    if (request.published == request.num_output() && !finished && !context) return;
+    if (request.published == request.num_public() && !finished && !context) return;
     if (request.outbox_round != outbox_round_) {
         request.outbox_round = outbox_round_;
         request.outbox_entry = static_cast<int>(outbox_.size());
         outbox_.push_back({&request, request.published, request.published, false, false});
     }
     News& news = outbox_[static_cast<size_t>(request.outbox_entry)];
-    news.to = request.published = request.num_output();
+    news.to = request.published = request.num_public();
     news.context |= context;
     news.finished = finished;
     request.published_context |= context;

@@ -36,6 +36,9 @@ Event make_event(const Request& request, int from, int to, bool context, bool fi
         event.error = request.error;
         event.generation_logits = request.generation_logits;
         event.num_output = to;
+        const bool found =
+            request.finish_reason == FinishReason::kStop || request.finish_reason == FinishReason::kLength;
+        if (found && request.beams != nullptr) event.beams = request.beams->search.results();
     }
     return event;
 }

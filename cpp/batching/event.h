@@ -33,6 +33,7 @@ struct Event {
     std::shared_ptr<float[]> context_logits;     // [prompt_tokens, vocab_size], once, if asked for
     std::shared_ptr<float[]> generation_logits;  // [num_output, vocab_size], with the end, if asked for
     int num_output = 0;
+    std::vector<BeamOutput> beams;  // what a beam search found, best first, with its end
 };
 
 // The request's news from output token `from` to `to`, with what was wanted of its prompt if `context`, and

@@ -40,6 +40,10 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
             for (const int32_t token : prompt_ids) seen.note(token, false);
         }
     }
+    if (params.beam_width > 0) {
+        beams = std::make_unique<Beams>(
+            Beams{{params, max_new_tokens}, {params.beam_width, prompt_tokens, max_cached_tokens()}});
+    }
     if (params.context_logits || params.prompt_logprobs >= 0) context_rows_left = prompt_tokens;
     if (params.prompt_logprobs >= 0)
         prompt_scores = ScoredTokens(prompt_ids.size() - 1, params.prompt_logprobs);
@@ -66,6 +70,32 @@ void Request::append(const SampledToken& sampled) {
     if (params.has_penalties()) seen.note(sampled.token, true);
     state = RequestState::kDecoding;
     if (num_output() >= max_new_tokens) finish(FinishReason::kLength);
+}
+
+void Request::advance_beams() {
+    const bool goes_on = beams->search.choose();
+    if (!goes_on) {
+        if (beams->search.num_finished() == 0) {
+            return finish(FinishReason::kError,
+                          "the beam search found no text: the request's rules leave no token");
+        }
+        stop_token = beams->search.best_stop_token();
+        return finish(stop_token < 0 ? FinishReason::kLength : FinishReason::kStop);
+    }
+    const auto best = beams->search.output(0);
+    tokens.resize(static_cast<size_t>(prompt_tokens));
+    tokens.insert(tokens.end(), best.begin(), best.end());
+    state = RequestState::kDecoding;
+}
+
+int Request::num_found() const {
+    const bool found = finish_reason == FinishReason::kStop || finish_reason == FinishReason::kLength;
+    return beams != nullptr && found ? beams->search.num_found_tokens() : 0;
+}
+
+void Request::give_back(BlockPool& pool) {
+    block_table.close(pool);
+    if (beams != nullptr) beams->tables.close(pool);
 }
 
 void Request::finish(FinishReason reason, std::string message) {

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "batching/beam_search.h"
+#include "kv/beam_tables.h"
 #include "kv/block_table.h"
 #include "sampling/params.h"
 #include "sampling/sampler.h"
@@ -50,6 +52,12 @@ private:
     std::vector<TokenLogprob> top_;
 };
 
+// What a request with a beam search has besides.
+struct Beams {
+    BeamSearch search;
+    BeamTables tables;
+};
+
 // Everything a request will ever need is allocated in its constructor, on the caller's thread: tokens, log-
 // probabilities, block table, context logits.
 //
@@ -82,6 +90,17 @@ struct alignas(64) Request {
     // Whether a mask from outside decides which tokens may come.
     [[nodiscard]] bool constrained() const { return !params.first_mask.empty(); }
 
+    // Sequences of it that a step may run.
+    [[nodiscard]] int width() const { return beams == nullptr ? 1 : params.beam_width; }
+    // Output tokens that may be told: those of a beam search are known at its end.
+    [[nodiscard]] int num_public() const { return beams == nullptr ? num_output() : 0; }
+    // Output tokens of all texts that a beam search found.
+    [[nodiscard]] int num_found() const;
+    // Gives all KV blocks and promises back.
+    void give_back(BlockPool& pool);
+
+    // Every live beam has its continuations: makes `tokens` those of the best, or ends the request.
+    void advance_beams();
     // Adds a sampled token with its log-probabilities, or ends the request: kStop when the token is a stop
     // token (which is reported apart, not added), kLength when it was the last that fits.
     void append(const SampledToken& sampled);
@@ -104,6 +123,7 @@ struct alignas(64) Request {
     bool published_finish = false;
     int64_t outbox_round = -1;  // the outbox of this round has an entry for the request, outbox_entry
     BlockTable block_table;
+    std::unique_ptr<Beams> beams;  // of a beam search; block_table is the prompt's then
 
     const SamplingParams params;
     std::span<const uint32_t> mask;  // of the token that the step chooses, while it does

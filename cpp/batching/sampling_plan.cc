@@ -15,6 +15,10 @@ float uniform_of(const Request& request) {
     return std::min(number, std::nextafter(1.0F, 0.0F));
 }
 
+int num_logprobs(const Request& request) {
+    return request.beams == nullptr ? request.params.logprobs : request.beams->search.num_wanted();
+}
+
 }  // namespace
 
 SamplingPlan::SamplingPlan(const SchedulerLimits& limits, int vocab_limit) : vocab_limit_(vocab_limit) {
@@ -32,9 +36,12 @@ bool SamplingPlan::add(const ScheduledChunk& chunk) {
     const Request& request = *chunk.request;
     const bool special = request.wants_context_logits() || request.params.generation_logits ||
                          request.constrained() || !request.params.rules.empty();
-    if (special || request.params.logprobs > kMaxDeviceLogprobs || !add_edits(request)) {
+    if (special || num_logprobs(request) > kMaxDeviceLogprobs) return false;
+    // The continuations of a beam are raw log-probabilities there.
+    if (request.beams != nullptr && (request.params.has_penalties() || request.params.min_tokens > 0)) {
         return false;
     }
+    if (!add_edits(request)) return false;
     add_row(request);
     return true;
 }
@@ -42,14 +49,14 @@ bool SamplingPlan::add(const ScheduledChunk& chunk) {
 void SamplingPlan::add_row(const Request& request) {
     const SamplingParams& params = request.params;
     RowSampling row;
-    if (!params.greedy()) {
+    if (!params.greedy() && request.beams == nullptr) {
         row.temperature = params.temperature;
         row.top_k = params.top_k;
         row.top_p = params.top_p;
         row.min_p = params.min_p;
         row.uniform = uniform_of(request);
     }
-    row.num_logprobs = params.logprobs;
+    row.num_logprobs = num_logprobs(request);
     row.repetition = params.repetition_penalty;
     row.frequency = params.frequency_penalty;
     row.presence = params.presence_penalty;

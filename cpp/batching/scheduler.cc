@@ -38,9 +38,17 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
     plan_.copies.reserve(max_running_);
 }
 
-void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens) const {
+void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int beam_width) const {
     const int cached = prompt_tokens + std::max(max_new_tokens - 1, 0);
-    const int needed = blocks_for_tokens(cached);
+    int needed = blocks_for_tokens(cached);
+    if (beam_width > 0) {
+        if (static_cast<size_t>(beam_width) > max_running_) {
+            throw std::invalid_argument("the beam search is " + std::to_string(beam_width) +
+                                        " beams wide, and this engine runs at most " +
+                                        std::to_string(max_running_) + " sequences at a time");
+        }
+        needed = blocks_for_tokens(prompt_tokens) + BeamTables::blocks_for(beam_width, prompt_tokens, cached);
+    }
     if (needed > total_blocks_) {
         throw std::invalid_argument(
             "the request needs " + std::to_string(needed) + " KV blocks (" + std::to_string(prompt_tokens) +
@@ -56,11 +64,14 @@ const StepPlan& Scheduler::schedule() {
     plan_.queried_tokens = plan_.cached_tokens = plan_.recomputed_tokens = plan_.preemptions = 0;
     lacks_blocks_ = false;
     if (policy_ == CapacityPolicy::kMaxUtilization) make_room();
+    size_t decoding = 0;
     for (Request* request : running_) {
-        if (request->state == RequestState::kDecoding) add_decode(*request);
+        if (request->state != RequestState::kDecoding) continue;
+        ++decoding;
+        add_decode(*request);
     }
     plan_.num_decodes = static_cast<int>(plan_.chunks.size());
-    if (plan_.chunks.size() < running_.size()) {
+    if (decoding < running_.size()) {
         for (Request* request : running_) {
             if (request->state == RequestState::kPrefilling) add_prefill(*request);
         }
@@ -73,13 +84,14 @@ const StepPlan& Scheduler::schedule() {
 void Scheduler::make_room() {
     for (size_t i = 0; i < running_.size();) {
         Request& request = *running_[i];
-        if (request.state != RequestState::kDecoding ||
+        if (request.state != RequestState::kDecoding || request.beams != nullptr ||
             request.block_table.reserve(pool_, request.num_computed + 1)) {
             ++i;
             continue;
         }
         if (running_.size() == 1) throw std::logic_error("one request alone lacks KV blocks");
-        const size_t gone = victim(1);
+        size_t gone = victim(1);
+        if (gone == running_.size()) gone = i;  // all others are beam searches, which end without its help
         preempt(gone);
         lacks_blocks_ = true;
         if (gone < i) --i;
@@ -91,32 +103,47 @@ void Scheduler::make_room() {
 // Running requests of lower priority give way to one that waits, unless it would not be enough.
 void Scheduler::make_room_for(const Request& request) {
     const int tokens = std::min(request.num_tokens() + 1, request.max_cached_tokens());
+    const int blocks = request.beams == nullptr
+                           ? blocks_for_tokens(tokens)
+                           : blocks_for_tokens(request.prompt_tokens) + request.beams->tables.max_blocks();
     int within_reach = pool_.available();
     for (const Request* other : running_) {
-        if (other->priority() > request.priority()) within_reach += other->block_table.num_blocks();
+        if (other->priority() > request.priority() && other->beams == nullptr)
+            within_reach += other->block_table.num_blocks();
     }
-    if (blocks_for_tokens(tokens) > within_reach) return;
-    while (!running_.empty() && running_.back()->priority() > request.priority()) {
-        const int needed = blocks_for_tokens(tokens) + static_cast<int>(running_.size());
-        if (running_.size() < max_running_ && needed <= pool_.available()) return;
-        preempt(victim(0));
+    if (blocks > within_reach) return;
+    for (;;) {
+        const int needed = blocks + static_cast<int>(running_.size());
+        if (has_place_for(request) && needed <= pool_.available()) return;
+        const size_t gone = victim(0);
+        if (gone == running_.size() || running_[gone]->priority() <= request.priority()) return;
+        preempt(gone);
     }
 }
 
-// Of the running requests from `first` on: of the lowest priority the one that loses least.
+// Of the running requests from `first` on that can be set back: of the lowest priority the one that loses
+// least; running_.size() when there is none.
 size_t Scheduler::victim(size_t first) const {
-    size_t best = running_.size() - 1;
-    for (size_t i = best; i-- > first;) {
+    size_t best = running_.size();
+    for (size_t i = running_.size(); i-- > first;) {
+        if (running_[i]->beams != nullptr) continue;
+        if (best == running_.size()) best = i;
         if (running_[i]->priority() != running_[best]->priority()) break;
         if (running_[i]->num_computed < running_[best]->num_computed) best = i;
     }
     return best;
 }
 
+// What is left to do for a request that has just left running_.
+void Scheduler::stop_running(Request& request) {
+    extra_beams_ -= static_cast<size_t>(request.width() - 1);
+    request.give_back(pool_);
+}
+
 void Scheduler::preempt(size_t running) {
     Request& request = *running_[running];
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(running));
-    request.block_table.close(pool_);
+    stop_running(request);
     request.most_computed = std::max(request.most_computed, request.num_computed);
     request.num_computed = 0;
     request.state = RequestState::kWaiting;
@@ -131,7 +158,7 @@ void Scheduler::admit() {
         Request& request = *waiting_.front();
         if (lacks_blocks_) {
             blocked_ = Blocked::kKvBlocks;
-        } else if (running_.size() == max_running_) {
+        } else if (!has_place_for(request)) {
             blocked_ = Blocked::kBatchSize;
         } else if (plan_.num_tokens == limits_.max_num_tokens) {
             blocked_ = Blocked::kNumTokens;
@@ -144,6 +171,7 @@ void Scheduler::admit() {
         running_.insert(std::upper_bound(running_.begin(), running_.end(), &request,
                                          [](const Request* a, const Request* b) { return a->before(*b); }),
                         &request);
+        extra_beams_ += static_cast<size_t>(request.width() - 1);
         add_prefill(request);
     }
 }
@@ -157,7 +185,7 @@ bool Scheduler::open(Request& request) {
     std::optional<BlockCopy> copy;  // none without a promise
     const int found = request.block_table.reuse(pool_, reusable(request), 0, copy);
     if (!promise_blocks(request)) {
-        request.block_table.close(pool_);
+        request.give_back(pool_);
         refused_ = &request;
         refused_available_ = pool_.available();
         return false;
@@ -174,6 +202,10 @@ bool Scheduler::open(Request& request) {
 
 bool Scheduler::promise_blocks(Request& request) {
     const int life = request.max_cached_tokens();
+    if (request.beams != nullptr) {
+        return request.block_table.reserve(pool_, request.prompt_tokens) &&
+               request.beams->tables.reserve(pool_);
+    }
     if (policy_ == CapacityPolicy::kGuaranteedNoEvict) return request.block_table.reserve(pool_, life);
     // With a block to grow by for each of the others: whoever comes must not drive somebody out at once.
     return request.block_table.reserve(pool_, std::min(request.num_tokens() + 1, life)) &&
@@ -230,10 +262,21 @@ void Scheduler::add_prefill(Request& request) {
 
 // One token and its logits: max_running_ leaves room for that of every running request.
 void Scheduler::add_decode(Request& request) {
+    if (request.beams != nullptr) return add_beams(request);
     request.block_table.grow(pool_, request.num_computed + 1);
     plan_.chunks.push_back({&request, 1, 1});
     ++plan_.num_tokens;
     ++plan_.num_logit_rows;
+}
+
+void Scheduler::add_beams(Request& request) {
+    BeamTables& tables = request.beams->tables;
+    plan_.copies.insert(plan_.copies.end(), tables.copies().begin(), tables.copies().end());
+    tables.grow(pool_, request.num_computed + 1);
+    const int live = request.beams->search.num_live();
+    for (int beam = 0; beam < live; ++beam) plan_.chunks.push_back({&request, 1, 1, beam});
+    plan_.num_tokens += live;
+    plan_.num_logit_rows += live;
 }
 
 // As much of the request as the budgets still hold; nothing when they are spent.
@@ -266,15 +309,28 @@ void Scheduler::keep_computed() {
         if (request.finish_reason == FinishReason::kError) {
             request.block_table.forget(pool_);  // what made its logits useless may lie in its blocks
         } else {
-            request.block_table.keep(pool_, request.tokens, request.num_computed);
+            const int in_table = request.beams == nullptr ? request.num_computed : request.prompt_tokens;
+            request.block_table.keep(pool_, request.tokens, std::min(in_table, request.num_computed));
         }
+        if (request.beams != nullptr && chunk.beam <= 0) follow_beams(request);
+    }
+}
+
+// The blocks go where the search went.
+void Scheduler::follow_beams(Request& request) {
+    if (request.state != RequestState::kDecoding) return;
+    auto& [search, tables] = *request.beams;
+    if (tables.branched()) {
+        tables.reorder(pool_, search.parents(), request.num_computed);
+    } else {
+        tables.branch(pool_, request.block_table.blocks(), search.num_live());
     }
 }
 
 void Scheduler::retire_finished() {
     std::erase_if(running_, [this](Request* request) {
         if (request->state != RequestState::kFinished) return false;
-        request->block_table.close(pool_);
+        stop_running(*request);
         return true;
     });
 }
@@ -283,12 +339,13 @@ void Scheduler::abandon() noexcept {
     waiting_.clear();
     for (Request* request : running_) {
         try {
-            request->block_table.close(pool_);
+            request->give_back(pool_);
         } catch (const std::logic_error&) {
             // The accounting is what broke; there is nothing left to protect.
         }
     }
     running_.clear();
+    extra_beams_ = 0;
 }
 
 void Scheduler::remove(Request& request) {
@@ -297,7 +354,7 @@ void Scheduler::remove(Request& request) {
         waiting_.remove(request);
     } else {
         running_.erase(running);
-        request.block_table.close(pool_);
+        stop_running(request);
     }
 }
 

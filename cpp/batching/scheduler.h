@@ -27,7 +27,19 @@ struct ScheduledChunk {
     Request* request = nullptr;
     int num_tokens = 0;
     int num_logits = 0;
+    int beam = -1;  // of a beam search, once the prompt is computed; its beams lie side by side, 0 first
 
+    [[nodiscard]] const int32_t* tokens() const {
+        if (beam >= 0) return &request->beams->search.output(beam).back();
+        return request->tokens.data() + request->num_computed;
+    }
+    [[nodiscard]] std::span<const int32_t> blocks() const {
+        return beam >= 0 ? request->beams->tables.blocks(beam) : request->block_table.blocks();
+    }
+    // No other chunk of its request comes behind it.
+    [[nodiscard]] bool last_of_request() const {
+        return beam < 0 || beam + 1 == request->beams->search.num_live();
+    }
     // All pending tokens are fed, so the last row's logits give the next token.
     [[nodiscard]] bool completes() const { return num_tokens == request->num_pending(); }
 };
@@ -50,9 +62,9 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens };
 //
 // - The first of the queue is admitted when the KV blocks that the capacity policy asks for can be promised
 //   to it and the step has a token left for it. Nobody overtakes it.
-// - At most min(max_batch_size, max_num_tokens, max_logit_rows) requests run, so every step has room for one
-//   token of each: a decode is never left out, and while any prompt is unfinished at least one of its tokens
-//   goes in.
+// - At most min(max_batch_size, max_num_tokens, max_logit_rows) requests run, where a beam search counts as
+//   many as it is wide, so every step has room for one token of each: a decode is never left out, and while
+//   any prompt is unfinished at least one of its tokens goes in.
 // - What the prefix cache holds of a request is not computed: looked for when it is admitted and again before
 //   every chunk of its prefill. A request whose next block is computed by another one in this step waits for
 //   it and shares it.
@@ -60,7 +72,8 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens };
 //   lowest priority and, among those, with the least computed, which goes back to the queue with its tokens
 //   and its place in the order; nobody is admitted in that step. The first of the running is never the one,
 //   so it reaches its end, and every request is the first at some time. A waiting request takes the place of
-//   running ones of lower priority.
+//   running ones of lower priority. A beam search is promised all it can need under either policy and is
+//   never set back: its beams would each have to be computed again.
 //
 // So every step moves every decoding request and the first prefill; there is no deadlock, no starvation among
 // equals and no idle step. Not thread-safe: the engine thread owns it. Allocates in the constructor only.
@@ -71,7 +84,7 @@ public:
               CapacityPolicy policy = CapacityPolicy::kGuaranteedNoEvict, size_t max_waiting = 1024);
 
     // Throws std::invalid_argument, with the numbers, when the request could never run. Safe on any thread.
-    void check_can_ever_run(int prompt_tokens, int max_new_tokens) const;
+    void check_can_ever_run(int prompt_tokens, int max_new_tokens, int beam_width = 0) const;
 
     void enqueue(Request& request) { waiting_.push(request); }
     // The next step; empty chunks only when nothing is left to do. Valid until the next call.
@@ -97,6 +110,10 @@ private:
     void make_room_for(const Request& request);
     void preempt(size_t running);
     [[nodiscard]] size_t victim(size_t first) const;
+    [[nodiscard]] bool has_place_for(const Request& request) const {
+        return running_.size() + extra_beams_ + static_cast<size_t>(request.width()) <= max_running_;
+    }
+    void stop_running(Request& request);
     void admit();
     [[nodiscard]] bool open(Request& request);
     [[nodiscard]] bool promise_blocks(Request& request);
@@ -104,6 +121,8 @@ private:
     [[nodiscard]] bool computed_by_another(const Request& request) const;
     void count_cached(Request& request, int tokens);
     void add_decode(Request& request);
+    void add_beams(Request& request);
+    void follow_beams(Request& request);
     void add_chunk(Request& request);
     void add_prefill(Request& request);
 
@@ -114,6 +133,7 @@ private:
     size_t max_running_;
     RequestQueue waiting_;
     std::vector<Request*> running_;  // in the order in which they are served
+    size_t extra_beams_ = 0;         // sequences that they may run besides one each
     StepPlan plan_;
     Blocked blocked_ = Blocked::kNothing;
     bool lacks_blocks_ = false;  // in this step a decoding request took the blocks of another

@@ -37,7 +37,7 @@ void StepRunner::pack(const StepPlan& plan) {
     for (const ScheduledChunk& chunk : plan.chunks) {
         const Request& request = *chunk.request;
         const auto first_row = static_cast<int32_t>(token_ids_.size());
-        const int32_t* tokens = request.tokens.data() + request.num_computed;
+        const int32_t* tokens = chunk.tokens();
         for (int t = 0; t < chunk.num_tokens; ++t) {
             token_ids_.push_back(tokens[t]);
             positions_.push_back(request.num_computed + t);
@@ -45,8 +45,7 @@ void StepRunner::pack(const StepPlan& plan) {
         for (int t = chunk.num_tokens - chunk.num_logits; t < chunk.num_tokens; ++t) {
             logit_rows_.push_back(first_row + t);
         }
-        sequences_.push_back(
-            {first_row, chunk.num_tokens, request.num_computed, request.block_table.blocks()});
+        sequences_.push_back({first_row, chunk.num_tokens, request.num_computed, chunk.blocks()});
         device_samples_ = device_samples_ && sampling_.add(chunk);
     }
 }
@@ -75,11 +74,13 @@ void StepRunner::sample(const StepPlan& plan) {
         const bool completes = chunk.completes();
         const auto end = row + static_cast<size_t>(chunk.num_logits);
         if (request.wants_context_logits()) keep_prompt_rows(chunk, row);
-        request.num_computed += chunk.num_tokens;
+        if (chunk.last_of_request()) request.num_computed += chunk.num_tokens;
         if (request.state == RequestState::kFinished) {
-            // Its grammar had no mask to give, or its prompt no finite logits.
+            // Its grammar had no mask to give, or its prompt or another beam no finite logits.
         } else if (completes && request.max_new_tokens == 0) {
             request.finish(FinishReason::kLength);
+        } else if (completes && request.beams != nullptr) {
+            continue_beam(chunk, end - 1);
         } else if (completes) {
             sample_next(request, end - 1);
         }
@@ -140,6 +141,23 @@ void StepRunner::sample_next(Request& request, size_t row) {
                                                      ": all of the vocabulary is masked");
             break;
     }
+}
+
+void StepRunner::continue_beam(const ScheduledChunk& chunk, size_t row) {
+    Request& request = *chunk.request;
+    BeamSearch& search = request.beams->search;
+    const int beam = std::max(chunk.beam, 0);
+    const auto to = search.continuations(beam);
+    const SampledToken found =
+        device_samples_ ? sampled_row(row, to)
+                        : sampler_.continuations(
+                              logits_.subspan(row * vocab_size_, vocab_size_),
+                              {request.params, request.seed, request.prompt(), search.output(beam)}, to);
+    if (found.status != SampleStatus::kOk) {
+        return end_not_finite(request, request.prompt_tokens + search.length() - 1);
+    }
+    search.set_num_continuations(beam, found.num_top);
+    if (chunk.last_of_request()) request.advance_beams();
 }
 
 SampledToken StepRunner::sampled_row(size_t row, std::span<TokenLogprob> top) const {

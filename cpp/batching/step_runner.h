@@ -31,6 +31,7 @@ private:
     void keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row);
     void score_prompt(Request& request, size_t row, int position);
     void sample_next(Request& request, size_t row);
+    void continue_beam(const ScheduledChunk& chunk, size_t row);
     [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 
     Device& device_;

@@ -196,6 +196,34 @@ std::vector<Event> poll(PyEngine& self, double timeout) {
     return self.engine->poll(seconds_from(timeout));
 }
 
+std::optional<int32_t> token_or_none(int32_t token) {
+    return token < 0 ? std::nullopt : std::optional(token);
+}
+
+constexpr std::pair<const char*, EarlyStopping> kEarlyStopping[] = {
+    {"never", EarlyStopping::kNever},
+    {"likely", EarlyStopping::kLikely},
+    {"first_finished", EarlyStopping::kFirstFinished},
+};
+
+std::string early_stopping_name(const SamplingParams& params) {
+    for (const auto& [name, meaning] : kEarlyStopping) {
+        if (meaning == params.early_stopping) return name;
+    }
+    return "";
+}
+
+void set_early_stopping(SamplingParams& params, const std::string& found) {
+    for (const auto& [name, meaning] : kEarlyStopping) {
+        if (found == name) {
+            params.early_stopping = meaning;
+            return;
+        }
+    }
+    throw std::invalid_argument("early_stopping is \"" + found +
+                                "\"; expected \"never\", \"likely\" or \"first_finished\"");
+}
+
 // Logits [rows, vocab_size] as an array that keeps them alive; None where there are none.
 nb::object logit_rows(const std::shared_ptr<float[]>& logits, int rows, int vocab_size) {
     if (logits == nullptr) return nb::none();
@@ -295,6 +323,9 @@ NB_MODULE(_core, m) {
             })
         .def_rw("logprobs", &SamplingParams::logprobs)
         .def_rw("prompt_logprobs", &SamplingParams::prompt_logprobs)
+        .def_rw("beam_width", &SamplingParams::beam_width)
+        .def_rw("length_penalty", &SamplingParams::length_penalty)
+        .def_prop_rw("early_stopping", &early_stopping_name, &set_early_stopping)
         .def_rw("context_logits", &SamplingParams::context_logits)
         .def_rw("generation_logits", &SamplingParams::generation_logits);
 
@@ -307,16 +338,22 @@ NB_MODULE(_core, m) {
             return top;
         });
 
+    nb::class_<BeamOutput>(m, "BeamOutput")
+        .def_ro("token_ids", &BeamOutput::token_ids)
+        .def_ro("logprobs", &BeamOutput::logprobs)
+        .def_ro("cumulative_logprob", &BeamOutput::cumulative_logprob)
+        .def_ro("score", &BeamOutput::score)
+        .def_prop_ro("stop_token_id",
+                     [](const BeamOutput& self) { return token_or_none(self.stop_token_id); });
+
     nb::class_<Event>(m, "Event")
         .def_ro("request_id", &Event::request_id)
         .def_ro("token_ids", &Event::token_ids)
         .def_ro("logprobs", &Event::logprobs)
         .def_ro("finished", &Event::finished)
         .def_prop_ro("finish_reason", [](const Event& self) { return to_string(self.finish_reason); })
-        .def_prop_ro("stop_token_id",
-                     [](const Event& self) {
-                         return self.stop_token_id < 0 ? std::nullopt : std::optional(self.stop_token_id);
-                     })
+        .def_prop_ro("stop_token_id", [](const Event& self) { return token_or_none(self.stop_token_id); })
+        .def_ro("beams", &Event::beams)
         .def_ro("error", &Event::error)
         .def_ro("prompt_tokens", &Event::prompt_tokens)
         .def_ro("cached_tokens", &Event::cached_tokens)

@@ -18,6 +18,16 @@ void require(bool holds, std::string_view field, T found, std::string_view expec
 
 }  // namespace
 
+void SamplingParams::validate_beams(int vocab_size) const {
+    require(beam_width > 0 && beam_width <= vocab_size, "beam_width", beam_width,
+            "1 to the size of the vocabulary");
+    require(max_tokens > 0, "max_tokens", max_tokens, "1 or more with a beam search");
+    require(std::isfinite(length_penalty), "length_penalty", length_penalty, "a finite number (0: off)");
+    require(logprobs <= 0, "logprobs", logprobs, "-1 or 0 with a beam search, which has no alternatives");
+    require(first_mask.empty(), "first_mask", "given", "none with a beam search");
+    require(!generation_logits, "generation_logits", "true", "false with a beam search");
+}
+
 void SamplingParams::validate(int vocab_size) const {
     require(max_tokens >= 0, "max_tokens", max_tokens, "0 or more");
     require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens", min_tokens, "0 to max_tokens");
@@ -34,6 +44,7 @@ void SamplingParams::validate(int vocab_size) const {
     require(logprobs >= -1 && logprobs <= kMaxLogprobs, "logprobs", logprobs, "-1 (none) to 128");
     require(prompt_logprobs >= -1 && prompt_logprobs <= kMaxLogprobs, "prompt_logprobs", prompt_logprobs,
             "-1 (none) to 128");
+    if (beam_width != 0) validate_beams(vocab_size);
     rules.validate(vocab_size);
     for (const int32_t id : stop_token_ids) {
         require(id >= 0 && id < vocab_size, "an entry of stop_token_ids", id, "an id of the vocabulary");

@@ -14,6 +14,13 @@ inline constexpr int kMaxLogprobs = 128;
 // Below this temperature sampling is greedy: dividing by it would only overflow.
 inline constexpr float kGreedyTemperature = 1e-5F;
 
+// When a beam search with beam_width finished texts ends; transformers' `early_stopping`.
+enum class EarlyStopping : uint8_t {
+    kNever,          // when no live beam can do better, whatever length it reaches ("never")
+    kLikely,         // when none would do better with the length that it has (False)
+    kFirstFinished,  // at once (True)
+};
+
 struct SamplingParams {
     int max_tokens = 16;              // 0: prefill only
     int min_tokens = 0;               // no stop token before so many
@@ -29,9 +36,12 @@ struct SamplingParams {
     TokenRules rules;
     // Bits of the tokens that may come first; empty unless a grammar constrains the output (mask_exchange.h).
     std::vector<uint32_t> first_mask;
-    int logprobs = -1;               // -1: none; else how many of the likeliest besides the chosen token's
-    int prompt_logprobs = -1;        // the same of every prompt token but the first, which nothing predicts
-    bool context_logits = false;     // logits of every prompt token are wanted
+    int logprobs = -1;            // -1: none; else how many of the likeliest besides the chosen token's
+    int prompt_logprobs = -1;     // the same of every prompt token but the first, which nothing predicts
+    bool context_logits = false;  // logits of every prompt token are wanted
+    int beam_width = 0;           // 0: tokens are sampled; else the best texts are searched for
+    float length_penalty = 1.0F;  // of a beam search: a text's score is its sum / length^length_penalty
+    EarlyStopping early_stopping = EarlyStopping::kLikely;
     bool generation_logits = false;  // raw logits that each new token was chosen from are wanted
 
     [[nodiscard]] bool greedy() const { return temperature < kGreedyTemperature; }
@@ -40,6 +50,9 @@ struct SamplingParams {
     }
     // Throws std::invalid_argument naming the field, what it is and what it may be.
     void validate(int vocab_size) const;
+
+private:
+    void validate_beams(int vocab_size) const;
 };
 
 }  // namespace castiron

@@ -42,14 +42,9 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingContex
         result.status = SampleStatus::kNotFinite;
         return result;
     }
-    const bool may_stop = static_cast<int>(context.output.size()) >= params.min_tokens;
-    const bool constrained = !params.rules.empty() || !context.mask.empty();
-    if (constrained || params.has_penalties() || (!may_stop && !params.stop_token_ids.empty())) {
+    if (changes(context)) {
         std::copy(row.begin(), row.end(), row_.begin());
-        if (!context.mask.empty()) apply_mask(context.mask, row_);
-        params.rules.apply(row_, context.prompt, context.output);
-        if (!may_stop) mask_stop_tokens(params);
-        if (params.has_penalties()) apply_penalties(context);
+        apply_changes(context);
         row = row_;
         scan = row_math::scan(row, block_max_);
     }
@@ -76,6 +71,48 @@ void Sampler::mask_stop_tokens(const SamplingParams& params) {
     for (const int32_t id : params.stop_token_ids) {
         if (static_cast<size_t>(id) < vocab_limit_) row_[static_cast<size_t>(id)] = -kInfinity;
     }
+}
+
+// Whether anything changes the logits before the choice.
+bool Sampler::changes(const SamplingContext& context) const {
+    const SamplingParams& params = context.params;
+    const bool may_stop = static_cast<int>(context.output.size()) >= params.min_tokens;
+    return !params.rules.empty() || !context.mask.empty() || params.has_penalties() ||
+           (!may_stop && !params.stop_token_ids.empty());
+}
+
+// To row_.
+void Sampler::apply_changes(const SamplingContext& context) {
+    const SamplingParams& params = context.params;
+    if (!context.mask.empty()) apply_mask(context.mask, row_);
+    params.rules.apply(row_, context.prompt, context.output);
+    if (static_cast<int>(context.output.size()) < params.min_tokens) mask_stop_tokens(params);
+    if (params.has_penalties()) apply_penalties(context);
+}
+
+SampledToken Sampler::continuations(std::span<const float> logits, const SamplingContext& context,
+                                    std::span<TokenLogprob> out) {
+    SampledToken result;
+    const row_math::Scan scan = row_math::scan(logits.first(vocab_limit_), block_max_);
+    if (scan.has_nan || std::isinf(scan.max)) {
+        result.status = SampleStatus::kNotFinite;
+        return result;
+    }
+    const double log_sum = log_sum_exp(logits);
+    for (size_t i = 0; i < vocab_limit_; ++i) {
+        row_[i] = static_cast<float>(static_cast<double>(logits[i]) - log_sum);
+    }
+    if (changes(context)) apply_changes(context);
+    static_cast<void>(row_math::scan(row_, block_max_));
+    select_top(row_, out.size());
+    for (size_t i = 0; i < candidates_.size(); ++i) out[i] = {candidates_[i].id, candidates_[i].value};
+    result.num_top = static_cast<int>(candidates_.size());
+    return result;
+}
+
+double Sampler::log_sum_exp(std::span<const float> logits) {
+    const float max = row_math::scan(logits, block_scratch_).max;
+    return static_cast<double>(max) + std::log(row_math::sum_exp(logits, max));
 }
 
 void Sampler::apply_penalties(const SamplingContext& context) {
@@ -252,8 +289,7 @@ SampledToken Sampler::score(std::span<const float> logits, int32_t token, std::s
 
 int Sampler::write_logprobs(std::span<const float> logits, int32_t token, float& logprob,
                             std::span<TokenLogprob> top) {
-    const float max = row_math::scan(logits, block_scratch_).max;
-    const double log_sum = static_cast<double>(max) + std::log(row_math::sum_exp(logits, max));
+    const double log_sum = log_sum_exp(logits);
     const auto of = [&](float logit) { return static_cast<float>(static_cast<double>(logit) - log_sum); };
     logprob = of(logits[static_cast<size_t>(token)]);
     if (top.empty()) return 0;

@@ -62,6 +62,11 @@ public:
     // logits: [vocab_size]. The params.logprobs likeliest tokens go to `top`, likeliest first.
     [[nodiscard]] SampledToken sample(std::span<const float> logits, const SamplingContext& context,
                                       std::span<TokenLogprob> top);
+    // The out.size() likeliest next tokens, likeliest first, for a beam search: their log-softmax, after
+    // rules, the mask of stop tokens and penalties, in the order of 1. and 2. above, as transformers has it.
+    // num_top says how many there are.
+    [[nodiscard]] SampledToken continuations(std::span<const float> logits, const SamplingContext& context,
+                                             std::span<TokenLogprob> out);
     // The log-probability of a token that is known, and the top.size() likeliest in its place.
     [[nodiscard]] SampledToken score(std::span<const float> logits, int32_t token,
                                      std::span<TokenLogprob> top);
@@ -72,7 +77,10 @@ private:
         int32_t id;
     };
 
+    [[nodiscard]] bool changes(const SamplingContext& context) const;
+    void apply_changes(const SamplingContext& context);
     void apply_penalties(const SamplingContext& context);
+    [[nodiscard]] double log_sum_exp(std::span<const float> logits);
     void mask_stop_tokens(const SamplingParams& params);
     void select_top(std::span<const float> row, size_t count);
     [[nodiscard]] int32_t draw_from_top_k(std::span<const float> row, const SamplingParams& params,

@@ -94,6 +94,7 @@ int64_t allocated_while_serving(bool on_device) {
         params.logprobs = i % 6 - 1;
         params.context_logits = i % 9 == 0;
         params.prompt_logprobs = i % 8 == 0 ? 2 : -1;
+        if (i % 10 == 0) params.beam_width = 3, params.logprobs = 0;
         params.stop_token_ids = {i % kVocab};
         const RequestId id = engine.submit(std::vector<int32_t>(static_cast<size_t>(1 + i % 90), 5), params);
         ++sent;

@@ -16,7 +16,7 @@ from .body import parse
 from .errors import ApiError
 from .generation import Generation
 from .protocol import ChatBody
-from .service import Service, refuse_unserved
+from .service import Service, rank, refuse_unserved
 from .streaming import EventStream, event, while_connected
 from .text_logprobs import chat_logprobs, prompt_logprobs
 
@@ -29,7 +29,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     body = await parse(request, ChatBody, service.config.max_body_bytes)
     service.admit(body.model)
     _check(body)
-    service.admit_outputs(1, body.n or 1)
+    service.admit_outputs(1, body)
     prompt = await service.off_loop(lambda: _encode(service, body))
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens == 0:
@@ -151,6 +151,7 @@ class _Answer:
             "logprobs": None,
             "finish_reason": update.finish_reason,
             "stop_reason": update.stop_reason,
+            **rank(update),
         }
         if self._body.logprobs:
             made["logprobs"] = chat_logprobs(self._tokenizer, update.logprobs, self._body.top_logprobs or 0)

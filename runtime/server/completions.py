@@ -16,7 +16,7 @@ from .body import parse
 from .errors import ApiError
 from .generation import Choice, Generation
 from .protocol import CompletionBody
-from .service import Service, refuse_unserved
+from .service import Service, rank, refuse_unserved
 from .streaming import EventStream, event, while_connected
 from .text_logprobs import completion_logprobs, prompt_logprobs
 
@@ -29,7 +29,7 @@ async def completions(service: Service, request: Request) -> Response:
     service.admit(body.model)
     _check(body)
     # Before anything is done for each prompt: 16 MiB hold millions of them.
-    service.admit_outputs(_prompt_count(body), body.n or 1)
+    service.admit_outputs(_prompt_count(body), body)
     prompts, texts = await service.off_loop(lambda: _prompts(service, body))
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
@@ -52,8 +52,6 @@ def _check(body: CompletionBody) -> None:
     refuse_unserved(body)
     if body.suffix:
         raise ApiError(400, "suffix is not supported: the model completes at the end of the prompt", "suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, f"best_of is {body.best_of}; only n outputs ({body.n or 1}) are made", "best_of")
     if body.echo and body.stream and body.logprobs is not None:
         raise ApiError(400, "echo with logprobs cannot be streamed; set stream=false", "echo")
 
@@ -175,6 +173,7 @@ class _Answer:
             "logprobs": None,
             "finish_reason": update.finish_reason,
             "stop_reason": update.stop_reason,
+            **rank(update),
         }
         if self._body.logprobs is not None:
             entries = [*prompt_entries, *update.logprobs]

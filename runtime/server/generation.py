@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from castiron.errors import RequestError
 
 from ..outputs import Update
+from ..prompt_outputs import PromptOutputs
 from ..request import Request
 from ..sampling_params import SamplingParams
 from .service import Service
@@ -21,7 +23,6 @@ class Choice:
 
     index: int
     prompt_ids: list[int]
-    request: Request
     tokens: int = 0
     first_token: float | None = None
     cached_tokens: int = 0
@@ -50,26 +51,23 @@ class Generation:
         self._queue: asyncio.Queue[tuple[Choice, Update]] = asyncio.Queue()
         self._began = time.perf_counter()
         self.choices: list[Choice] = []
+        self._requests: list[Request] = []
         session = service.engine.session
         checked = [session.check(ids, params) for ids in prompts]
         try:
             for ids, resolved in checked:
-                for k in range(params.n):
-                    self._start(ids, resolved.for_output(k))
+                self._start(ids, resolved)
         except BaseException:
             self.close()
             raise
         self._left = len(self.choices)
 
     def _start(self, ids: list[int], params: SamplingParams) -> None:
-        slot: list[Choice] = []
-
-        def put(update: Update) -> None:
-            self._queue.put_nowait((slot[0], update))
-
-        request = self._service.engine.start(ids, params, put)
-        slot.append(Choice(len(self.choices), ids, request))
-        self.choices.append(slot[0])
+        choices = [Choice(len(self.choices) + k, ids) for k in range(params.n)]
+        made = PromptOutputs(params, lambda k, update: self._queue.put_nowait((choices[k], update)))
+        for j, part in enumerate(made.requests):
+            self._requests.append(self._service.engine.start(ids, part, partial(made.take, j)))
+        self.choices += choices
 
     async def batches(self) -> AsyncIterator[list[tuple[Choice, Update]]]:
         """Updates as they come, all that wait at once, until every output is finished.
@@ -97,9 +95,10 @@ class Generation:
 
     def close(self) -> None:
         """Free what still runs in the engine; the client is gone or has all it wants."""
+        for request in self._requests:
+            self._service.engine.session.cancel(request)
         for choice in self.choices:
             if not choice.finished:
-                self._service.engine.session.cancel(choice.request)
                 self._finish(choice, "cancelled")
 
     def usage(self, n: int) -> dict[str, object]:

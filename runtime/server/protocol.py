@@ -64,6 +64,10 @@ class _Generation(_Body):
     min_p: Number | None = None
     seed: StrictInt | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
+    use_beam_search: StrictBool | None = None
+    length_penalty: Number | None = None
+    early_stopping: StrictBool | Literal["never"] | None = None
     stop: StrictStr | list[StrictStr] | None = None
     stop_token_ids: TokenList | None = None
     include_stop_str_in_output: StrictBool | None = None
@@ -92,7 +96,6 @@ class CompletionBody(_Generation):
     echo: StrictBool | None = None
     logprobs: StrictInt | None = None
     suffix: StrictStr | None = None
-    best_of: StrictInt | None = None
     add_special_tokens: StrictBool | None = None
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from castiron.errors import EngineError
 
 from ..async_engine import AsyncEngine
+from ..outputs import Update
 from ..request_errors import ParameterError
 from ..sampling_params import SamplingParams
 from .errors import ApiError
@@ -22,6 +23,7 @@ from .structured import structured_output
 _T = TypeVar("_T")
 #: Sampling fields that a checkpoint's generation_config.json may set, by the same names there and here.
 _MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_DRAWING = ("temperature", "top_k", "top_p", "min_p")
 _PASSED_ON = (
     "frequency_penalty",
     "presence_penalty",
@@ -32,6 +34,10 @@ _PASSED_ON = (
     "min_p",
     "seed",
     "n",
+    "best_of",
+    "use_beam_search",
+    "length_penalty",
+    "early_stopping",
     "stop",
     "stop_token_ids",
     "logit_bias",
@@ -110,24 +116,28 @@ class Service:
                 "model_not_found",
             )
 
-    def admit_outputs(self, prompts: int, n: int) -> None:
+    def admit_outputs(self, prompts: int, body: CompletionBody | ChatBody) -> None:
         """Refuse more outputs than the queue can ever hold: 429 would make clients try for ever."""
+        n = 1 if body.use_beam_search else max(body.n or 1, body.best_of or 1)
         capacity = self.engine.session.capacity
         if capacity is not None and prompts * n > capacity:
             raise ParameterError(
-                f"the request asks for {prompts * n} outputs ({prompts} prompts, n = {n}), and this server "
-                f"accepts at most {capacity} at once; send it in parts, or start the server with a larger "
-                "--max-queue-size",
-                "n" if n > capacity else "prompt",
+                f"the request asks for {prompts * n} outputs ({prompts} prompts, {n} of each), and this "
+                f"server accepts at most {capacity} at once; send it in parts, or start the server with a "
+                "larger --max-queue-size",
+                ("best_of" if body.best_of else "n") if n > capacity else "prompt",
             )
 
     def params(self, body: CompletionBody | ChatBody, **changes: Any) -> SamplingParams:
         """Sampling parameters: the request's, else the model's, else the API's."""
         given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
+        defaults = self._defaults
+        if body.use_beam_search:  # nothing is drawn, whatever the model's defaults for that are
+            defaults = {name: value for name, value in defaults.items() if name not in _DRAWING}
         has_tokenizer = self.engine.session.info.tokenizer_dir is not None
         return SamplingParams(
             **{
-                **self._defaults,
+                **defaults,
                 **given,
                 "structured_output": structured_output(body),
                 "detokenize": has_tokenizer,
@@ -167,3 +177,13 @@ def refuse_unserved(body: CompletionBody | ChatBody) -> None:
         raise ApiError(400, "stream_options is only for stream=true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise ApiError(400, "prompt_logprobs cannot be streamed; set stream=false", "prompt_logprobs")
+    if body.stream and body.use_beam_search:
+        raise ApiError(400, "a beam search's texts are known at its end; set stream=false", "use_beam_search")
+    if body.stream and (body.best_of or 1) > (body.n or 1):
+        raise ApiError(400, "the best of several outputs are known when all end; set stream=false", "best_of")
+
+
+def rank(update: Update) -> dict[str, float]:
+    """Fields of a choice that was chosen among several."""
+    found = {"cumulative_logprob": update.cumulative_logprob, "score": update.score}
+    return {name: value for name, value in found.items() if value is not None}

@@ -56,6 +56,7 @@ class FakeEvent:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_logprobs: list[FakeLogprobs] = field(default_factory=list)
+    beams: list[Any] = field(default_factory=list)
     context_logits: Any = None
     generation_logits: Any = None
 

@@ -101,8 +101,8 @@ def test_one_bad_prompt_never_fails_its_batch(runner):
 def test_bad_parameters_fail_the_call_before_anything_runs(runner):
     with pytest.raises(RequestError, match="temperature is -1"):
         runner.generate(input_ids=[1], temperature=-1)
-    with pytest.raises(RequestError, match="no option 'num_beams'"):
-        runner.generate(input_ids=[1], num_beams=4)
+    with pytest.raises(RequestError, match="no option 'num_heads'"):
+        runner.generate(input_ids=[1], num_heads=4)
     with pytest.raises(RequestError, match="neither"):
         runner.generate(max_new_tokens=1)
     with pytest.raises(RequestError, match="both"):
@@ -296,6 +296,31 @@ def test_logits_of_prompt_and_output_come_on_request(runner):
     for out in result.outputs:
         assert out.generation_logits.shape == (3, fake_core.VOCAB)
         np.testing.assert_array_equal(out.generation_logits[2], fake_core.logits([5, 9, *out.token_ids[:2]]))
+
+
+def test_best_of_returns_the_likeliest_of_all_outputs_best_first(runner):
+    options = {"temperature": 1.5, "seed": 3, "max_new_tokens": 6}
+    all_of_them = runner.generate([1, 2], n=8, logprobs=0, **options)[0].outputs
+    wanted = sorted(all_of_them, key=lambda out: -sum(e.logprob for e in out.logprobs))[:3]
+    (result,) = runner.generate([1, 2], n=3, best_of=8, prompt_logprobs=0, **options)
+    assert [out.token_ids for out in result.outputs] == [out.token_ids for out in wanted]
+    for out, other in zip(result.outputs, wanted, strict=True):
+        assert out.cumulative_logprob == pytest.approx(sum(e.logprob for e in other.logprobs))
+        assert (out.text, out.finish_reason, out.logprobs) == (other.text, "length", None)
+    assert [out.index for out in result.outputs] == [0, 1, 2]
+    assert len(result.prompt_logprobs) == 2
+    streamed = list(runner.generate([1, 2], n=3, best_of=8, streaming=True, **options))
+    assert [out.token_ids for out in streamed[-1].outputs] == [out.token_ids for out in wanted]
+
+
+def test_a_failure_of_one_of_best_of_ends_the_prompt_with_its_message():
+    core = FakeCore(step_seconds=0.01)
+    with ModelRunner(make_session(core)) as runner:
+        iterator = runner.generate([1], temperature=1.0, best_of=3, max_new_tokens=200, streaming=True)
+        threading.Timer(0.1, lambda: core.cancel(2)).start()
+        (result,) = iterator
+    assert result.outputs[0].finish_reason == "cancelled"
+    assert set(core.cancelled) == {1, 2, 3}
 
 
 def test_chat_goes_through_the_template(tokenizer_dir):

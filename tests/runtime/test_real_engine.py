@@ -91,6 +91,43 @@ def test_prompt_logprobs_and_generation_logits_are_those_of_the_float64_model(ru
         np.testing.assert_allclose(result.outputs[0].generation_logits, rows[len(ids) - 1 :], atol=1e-4)
 
 
+@pytest.mark.parametrize("options", [{"n": 4}, {"n": 2, "best_of": 4}], ids=str)
+def test_outputs_of_one_prompt_share_its_prefill(engine, options):
+    ids = [(5 * i + i * i) % TOKENS.vocab_size_used for i in range(75)]
+    with ModelRunner.from_dir(engine, num_threads=1) as runner:
+        runner.generate(input_ids=ids, temperature=1.0, max_new_tokens=4, end_id=-1, **options)
+        stats = runner.stats()
+    # Two full blocks of 32 tokens for each of the three others; the rest is each one's own.
+    assert stats["prefix_cached_tokens"] == 3 * 64
+    assert stats["prompt_tokens"] == 75 + 3 * 11
+
+
+def test_a_beam_search_runs_beside_others_and_can_be_cancelled(runner, model):
+    alone = runner.generate(input_ids=[5, 9, 2], num_beams=3, max_new_tokens=12, end_id=-1, n=3)[0]
+    assert [out.index for out in alone.outputs] == [0, 1, 2]
+    scores = [out.score for out in alone.outputs]
+    assert scores == sorted(scores, reverse=True)
+    for out in alone.outputs:
+        rows = model.logits([5, 9, 2, *out.token_ids], range(2, 14))
+        raw = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        total = sum(raw[i, token] for i, token in enumerate(out.token_ids))
+        assert out.cumulative_logprob == pytest.approx(total, abs=1e-3)
+    stream = runner.generate(input_ids=PROMPTS, max_new_tokens=60, end_id=-1, streaming=True)
+    next(stream)
+    beside = runner.generate(input_ids=[5, 9, 2], num_beams=3, max_new_tokens=12, end_id=-1, n=3)[0]
+    assert [out.token_ids for out in beside.outputs] == [out.token_ids for out in alone.outputs]
+    stream.close()
+    searching = runner.generate(
+        input_ids=[[5, 9, 2], [7]], num_beams=3, max_new_tokens=80, end_id=-1, streaming=True
+    )
+    next(searching)  # one has ended
+    searching.close()
+    deadline = time.monotonic() + 10
+    while runner.stats()["kv_blocks_used"] + runner.stats()["kv_blocks_promised"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_logprobs_are_the_log_softmax_of_the_float64_model(runner, model):
     (out,) = runner.generate(input_ids=[5, 9], max_new_tokens=5, logprobs=3, end_id=-1)[0].outputs
     history = [5, 9]

@@ -186,6 +186,19 @@ def test_prompt_logprobs_have_the_shape_of_vllms(server, folder):
     assert chat["prompt_logprobs"][0] is None
 
 
+def test_best_of_answers_with_the_likeliest_outputs(server):
+    body = {"prompt": [5, 6], "max_tokens": 4, "temperature": 1.5, "seed": 7}
+    eight = post(server, "/v1/completions", n=8, logprobs=0, **body).json()["choices"]
+    sums = sorted((sum(c["logprobs"]["token_logprobs"]) for c in eight), reverse=True)
+    data = post(server, "/v1/completions", n=2, best_of=8, **body).json()
+    assert [c["cumulative_logprob"] for c in data["choices"]] == pytest.approx(sums[:2])
+    assert data["usage"]["completion_tokens"] == 8
+    best = next(c for c in eight if sum(c["logprobs"]["token_logprobs"]) == sums[0])
+    assert data["choices"][0]["text"] == best["text"]
+    chat = post(server, "/v1/chat/completions", messages=USER, max_tokens=4, best_of=3).json()
+    assert len(chat["choices"]) == 1
+
+
 def test_chat_logprobs_name_tokens_and_bytes(server):
     body = {"messages": USER, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "temperature": 0}
     entries = post(server, "/v1/chat/completions", **body).json()["choices"][0]["logprobs"]["content"]
