@@ -85,7 +85,7 @@ def test_negative_seeds_name_streams_of_their_own():
 
 def test_outputs_of_one_seed_differ_in_seed():
     assert [SamplingParams(seed=2**64 - 1, n=3).for_request(k).seed for k in range(3)] == [2**64 - 1, 0, 1]
-    assert SamplingParams(n=3).for_output(2).seed is None
+    assert SamplingParams(n=3).for_request(2).seed is None
 
 
 def test_parameters_cannot_be_changed():
