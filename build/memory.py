@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..engines.cuda_layout import step_input_bytes
 from ..engines.kv_cache import block_bytes
-from ..engines.program import BLOCK_TOKENS, Program
+from ..engines.program import BLOCK_TOKENS, Program, Step
 from ..engines.weights_file import layout_bytes
 
 ALIGNMENT = 64
@@ -102,6 +102,7 @@ def memory_plan(program: Program) -> MemoryPlan:
             program.arena_bytes,
             f"{limits.max_num_tokens} tokens a step; {limits.max_logit_rows} rows of logits included",
         ),
+        *_rounded_rows(program),
         MemoryItem("KV cache, one block", block, f"{BLOCK_TOKENS} tokens, {len(program.kv_layers)} layers"),
         MemoryItem(
             "KV cache, all requests at full length",
@@ -120,3 +121,33 @@ def memory_plan(program: Program) -> MemoryPlan:
             )
         )
     return MemoryPlan(tuple(items))
+
+
+def _rounded_rows(program: Program) -> list[MemoryItem]:
+    """On host, products round their rows into memory beside the arena; all share the largest (CUDA programs
+    have values for it).
+    """
+    largest = max((rounded_bytes(program, step) for step in program.steps), default=0)
+    note = "of the largest product that rounds its inputs"
+    return [MemoryItem("rounded rows of activations", largest, note)] if largest else []
+
+
+def rounded_bytes(program: Program, step: Step) -> int:
+    """Memory for the rows that a step of a host program rounds before its product, in bytes at most.
+
+    A row of codes has two floats for each run of inputs under one scale, and a starting sum for each chunk of
+    at least 32; a row in another format has its numbers as floats (cpp/device/host/kernels/table.h).
+    """
+    if step.kernel not in ("quantized_linear", "quantized_gated_linear"):
+        return 0
+    x_format = str(step.attrs.get("x_format", "float"))
+    if x_format == "float" and not step.attrs.get("has_columns"):
+        return 0
+    shape = next(value.shape for value in program.values if value.name == step.inputs[0])
+    limits, width = program.limits, int(shape[-1])
+    rows = limits.max_logit_rows if shape[0] == "N" else limits.max_num_tokens
+    if x_format != "int8":
+        return rows * aligned(4 * width)
+    run = min(int(step.attrs.get(name) or width) for name in ("x_group", "group"))  # type: ignore[arg-type]
+    runs, chunks = -(-width // run), -(-run // 32)
+    return rows * aligned(aligned(width) + runs * (8 + 4 * chunks))

@@ -17,7 +17,7 @@ from ..engines.quantization import (
     TextIdentity,
     WeightShare,
 )
-from ..graph.quant_plan import QuantPlan
+from ..graph.quant_plan import CODE_BITS, QuantPlan
 from ..graph.weights import WeightGraph
 from .progress import Phases
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..graph import Capture
     from ..graph.checkpoint import Checkpoint
 
-_CODE_BITS: Final = {"int8": 8, "fp8": 8, "int4": 4, "fp4": 4}
 _FLOAT_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
 #: Products that the report names; all are measured.
 _WORST: Final = 20
@@ -148,7 +147,7 @@ def weight_shares(model: onnx.ModelProto, graph: WeightGraph, dtype: str) -> lis
                 if parts.offset is not None:
                     extra *= 2
                 key = (parts.format, parts.group, _activations(attrs))
-                bits = _CODE_BITS[parts.format] + extra / max(1, size)
+                bits = CODE_BITS[parts.format] + extra / max(1, size)
             found = counts[key]
             found[0] += 1
             found[1] += size
@@ -176,7 +175,7 @@ def decisions(found: Quantization) -> tuple[dict[str, str], ...]:
     """Rows for the table of decisions."""
     rows = []
     for share in found.weights:
-        quantized = share.format in _CODE_BITS
+        quantized = share.format in CODE_BITS
         group = f", groups of {share.group}" if share.group else ", a scale a row" if quantized else ""
         inputs = f"; inputs {share.activations}" if share.activations else ""
         rows.append(

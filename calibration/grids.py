@@ -20,10 +20,9 @@ from ..graph.quant_plan import WeightFormat
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers that a code of ``format`` may stand for, ``low`` to ``high``; ``bits`` of storage."""
+    """The numbers that a code of ``format`` may stand for, ``low`` to ``high``."""
 
     format: WeightFormat
-    bits: int
     low: float
     high: float
 
@@ -58,10 +57,10 @@ def _round_e2m1(x: Tensor) -> Tensor:
 
 
 GRIDS: Final[Mapping[WeightFormat, Grid]] = {
-    "int8": Grid("int8", 8, -127.0, 127.0),
-    "int4": Grid("int4", 4, -8.0, 7.0),
-    "fp8": Grid("fp8", 8, -448.0, 448.0),
-    "fp4": Grid("fp4", 4, -6.0, 6.0),
+    "int8": Grid("int8", -127.0, 127.0),
+    "int4": Grid("int4", -8.0, 7.0),
+    "fp8": Grid("fp8", -448.0, 448.0),
+    "fp4": Grid("fp4", -6.0, 6.0),
 }
 
 

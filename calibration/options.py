@@ -63,6 +63,8 @@ class QuantizationOptions:
         elif self.exclude or self.auto_bits is not None:
             given = "--exclude" if self.exclude else "--auto-quantize"
             raise BuildError(f"{given} is given, but no --quantize: name a recipe, or leave it out")
+        if not self.wanted:
+            self._check_unread()
         if self.kv_cache not in CACHE_FORMATS:
             raise BuildError(f"the KV cache's dtype is {self.kv_cache!r}; expected auto, fp8 or int8")
         for name, least in (("calib_size", 1), ("calib_seq_len", 2), ("eval_tokens", 0)):
@@ -73,6 +75,21 @@ class QuantizationOptions:
             raise BuildError(
                 f"max_kl is {self.max_kl} with {self.eval_tokens} eval_tokens; expected a positive bound and "
                 "an accuracy report to hold against it"
+            )
+
+    def _check_unread(self) -> None:
+        """Options of calibration and of the accuracy report, in a build that has neither."""
+        given = {
+            "--calib-data": self.calib_data is not None,
+            "--eval-data": self.eval_data is not None,
+            "--max-kl": self.max_kl is not None,
+        }
+        unread = [option for option, there in given.items() if there]
+        if unread:
+            raise BuildError(
+                f"{' and '.join(unread)}: given, but the build quantizes nothing and has no accuracy report; "
+                "add --quantize or --kv-cache-dtype, or leave it out (a finished engine is measured by "
+                "'castiron evaluate')"
             )
 
     def _check_bits(self, recipe: Recipe) -> None:

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from castiron.errors import BuildError
 
-from ..graph.quant_plan import ActivationFormat, WeightFormat
+from ..graph.quant_plan import CODE_BITS, ActivationFormat, WeightFormat
 
 #: What a scale is stored as: float32, float16, a float8 under one float32 for the tensor (NVFP4), a power of
 #: two (OCP MX), or a float32 for each block of 128 x 128.
@@ -17,7 +17,6 @@ ScaleKind: TypeAlias = Literal["float32", "float16", "nvfp4", "e8m0", "block128"
 #: rounding error of each column is made up for by the others, on calibration activations.
 Rounding: TypeAlias = Literal["nearest", "compensated"]
 
-_BITS: Final = {"int8": 8, "fp8": 8, "int4": 4, "fp4": 4}
 _SCALE_BITS: Final = {"float32": 32, "float16": 16, "nvfp4": 8, "e8m0": 8, "block128": 32}
 
 
@@ -48,7 +47,7 @@ class Scheme:
         share = _SCALE_BITS[self.scales] / self.group if self.group else 0.0
         if self.scales == "block128":
             share /= self.group
-        return _BITS[self.weight] + share
+        return CODE_BITS[self.weight] + share
 
     @property
     def needs_text(self) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 #: What the codes of a quantized weight are (docs/graph.md, "Quantized weights").
 WeightFormat: TypeAlias = Literal["int8", "int4", "fp8", "fp4"]
+#: Bits of a code where codes are packed.
+CODE_BITS: Final[Mapping[str, int]] = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
 #: What activations are rounded to before a product; "" leaves them alone.
 ActivationFormat: TypeAlias = Literal["", "int8", "fp8", "nvfp4", "mxfp4", "mxfp8"]
 CacheFormat: TypeAlias = Literal["auto", "fp8", "int8"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from castiron.errors import BuildError
 
 from ..quant_plan import LinearPlan, TensorRef
+from ..weights.formats import CODE_DTYPES
 from .rewriter import (
     CASTIRON,
     Node,
@@ -19,8 +18,6 @@ from .rewriter import (
     producer,
     shape_of,
 )
-
-_CODES = {"int8": np.int8, "int4": np.int8, "fp8": np.uint8, "fp4": np.uint8}
 
 
 def quantize_linears(rewriter: Rewriter, ctx: PassContext) -> int:
@@ -118,7 +115,7 @@ def _rounded(
         shape,
         attrs=dict(attrs),
         domain=CASTIRON,
-        dtype=_CODES[plan.format],
+        dtype=CODE_DTYPES[plan.format],
         hint=f"{hint}.codes",
     )
 

@@ -32,7 +32,7 @@ _E2M1_MIDDLES: Final = (E2M1_MAGNITUDES[1:] + E2M1_MAGNITUDES[:-1]) / 2
 #: By exponent byte. The smallest is below the normal range of float32, the last is not a number.
 _POWERS_OF_TWO: Final = np.array([*np.ldexp(1.0, np.arange(-127, 128)), np.nan], np.float32)
 
-#: dtype of the codes of each format.
+#: dtype of the codes of each format, one a byte.
 CODE_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "int8": np.dtype(np.int8),
     "int4": np.dtype(np.int8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...graph.quant_plan import CODE_BITS
 from ..reading import rounding_attrs
 from ..tactic import (
     Attr,
@@ -19,13 +20,11 @@ from .kernels import host_call
 #: that are widened once for up to 96 rows, and hold less memory: they rank before them.
 _INTEGER_OPS = 2.5e11
 _FLOAT_OPS = 1.6e11
-#: Of a code.
-_BITS = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
 #: Inputs that share a scale where activations are rounded because integers are faster, unasked.
 AUTO_GROUP = 32
 
 
-def rounding(op: Op, context: Context, quant: Quant | None) -> dict[str, Attr]:
+def rounding(op: Op, context: Context, quant: Quant) -> dict[str, Attr]:
     """``x_format``, ``x_group`` and ``x_scale`` as the kernel takes them.
 
     Float32 builds leave activations alone. A rounding that the model declares is kept; where weights alone
@@ -36,7 +35,7 @@ def rounding(op: Op, context: Context, quant: Quant | None) -> dict[str, Attr]:
         return {"x_format": "float"}
     if declared is not None:
         return declared
-    if context.activations == "auto" and quant is not None and _integers(quant):
+    if context.activations == "auto" and _integers(quant):
         return {"x_format": "int8", "x_group": AUTO_GROUP}
     return {"x_format": "float"}
 
@@ -112,7 +111,7 @@ def _cost(op: Op, context: Context, tokens: int) -> float:
     weights = sum(element_count(o.shape, tokens) for o in matrices)
     integers = rounding(op, context, quant)["x_format"] == "int8"
     arithmetic = 2.0 * tokens * weights / (_INTEGER_OPS if integers else _FLOAT_OPS)
-    return max(arithmetic, weights * _BITS[quant.format] / 8 / context.target.bandwidth)
+    return max(arithmetic, weights * CODE_BITS[quant.format] / 8 / context.target.bandwidth)
 
 
 TACTICS = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from castiron.build.memory import Buffer, aligned, peak_live_bytes, plan_arena
+from castiron.build.memory import Buffer, aligned, peak_live_bytes, plan_arena, rounded_bytes
 from castiron.engines.kv_cache import packed_block_bytes
-from castiron.engines.program import KvLayer, Weight
+from castiron.engines.program import KvLayer, Limits, Program, Step, Value, Weight
 from castiron.engines.weights_file import layout_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,3 +70,21 @@ def test_a_kv_block_holds_keys_and_values_of_32_tokens_in_every_layer() -> None:
         KvLayer(kv_heads=1, head_dim=8, v_head_dim=8, dtype="f32"),
     ]
     assert packed_block_bytes(layers) == 2 * (8 + 4) * 32 * 2 + 1 * 16 * 32 * 4
+
+
+def test_rounded_rows_are_counted_for_as_many_rows_as_a_step_may_have() -> None:
+    limits = Limits(max_batch_size=2, max_num_tokens=100, max_logit_rows=3, max_seq_len=64)
+    values = [
+        Value(name=name, dtype="f32", shape=[rows, 576]) for name, rows in (("hidden", "T"), ("last", "N"))
+    ]
+    program = Program.model_construct(limits=limits, values=values)
+
+    def needed(x: str, **attrs: str | int) -> int:
+        return rounded_bytes(program, Step(kernel="quantized_linear", inputs=[x], attrs=dict(attrs)))
+
+    # by hand: 576 codes; 18 runs of 32, each with a scale, a sum and one starting sum; whole lines of 64
+    assert needed("hidden", x_format="int8", x_group=32, group=0) == 100 * (576 + 18 * 12 + 40)
+    # one run of 576, its starting sums for chunks of 32: 576 + 8 + 72, a line of 64 at a time
+    assert needed("last", x_format="int8", x_group=0, group=0) == 3 * 704
+    assert needed("hidden", x_format="fp8", x_group=128, group=128) == 100 * 576 * 4
+    assert needed("hidden", x_format="float") == 0
