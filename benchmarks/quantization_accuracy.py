@@ -102,7 +102,7 @@ def _measure(
                 quantization=options,
                 max_seq_len=given.window,
                 activations=given.activations,
-                verify="never" if naive else "auto",
+                verify="never",
             ),
         )
     finally:

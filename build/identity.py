@@ -21,6 +21,16 @@ GOLDEN_TEXT = (
     "of cast iron was built over a river in England; it carries people to this day. Water boils at 100 "
     "degrees, iron melts at 1538, and a patient worker learns to judge both by eye. "
     "def area(width, height):\n    return width * height\n"
+    "A pattern is cut from pine, a little larger than the part, because iron shrinks by about one percent as "
+    "it cools. Two half boxes of sand are rammed around it, parted, and closed again over the hollow that it "
+    "leaves. Wer Eisen gießt, braucht Geduld. Le fer fondu coule comme de l'eau. El molde se rompe una sola "
+    "vez. The foreman asked: 'Is the ladle hot?' - 'Since six this morning,' said the boy, and stepped back. "
+    "| metal | melts at |\n| tin | 232 |\n| zinc | 420 |\n| copper | 1085 |\n"
+    "for part in castings:\n    if part.weight > limit:\n        part.reject('too heavy')\n"
+    "Grey iron is strong when it is pressed and weak when it is pulled, so a bridge of it stands in arches, "
+    "each stone-like piece leaning on the next. Steel ended that age within thirty years, yet pumps, stoves, "
+    "engine blocks and the covers of drains are still poured as they were, one after the other, from the "
+    "same furnace, by people who know by the colour of the stream when it is time.\n"
 )
 
 

@@ -24,7 +24,7 @@ from .activations import round_activations
 from .grids import GRIDS
 from .modelopt import calibrate_product
 from .recipes import Scheme
-from .rounding import Rounded, compensate, fit_scales, inverse_factor, nearest
+from .rounding import Rounded, compensate, fit_scales, inverse_factor, nearest, second_moments
 from .scales import weight_scales
 from .sites import InputGroup, Site
 from .store import Arrays, Store, read_tensor
@@ -115,7 +115,7 @@ def round_weight(weight: Tensor, inputs: Tensor, scheme: Scheme) -> Rounded:
     scales = weight_scales(weight, GRIDS[scheme.weight], scheme.group, scheme.scales)
     if scheme.rounding == "nearest":
         return nearest(weight, scales.search(weight, None), scales)
-    moments = inputs.T @ inputs / len(inputs)
+    moments = second_moments(inputs)
     upper, order = inverse_factor(moments)
     rounded = compensate(weight, upper, order, scales.search(weight, moments.diagonal()), scales)
     if scales.adjustable:

@@ -75,6 +75,9 @@ class Recipe:
 HEAD: Final = Scheme("int8", 0, "float32", "nearest")
 
 _INT8 = Scheme("int8", 0, "float32", "compensated")
+#: Activations with a scale a token: the first token of a text has numbers some thousand times those of the
+#: others, and under a scale that reaches them these would fall below e4m3's normal range.
+_FP8 = Scheme("fp8", 0, "float32", "compensated", "fp8")
 _INT4 = Scheme("int4", 32, "float16", "compensated")
 
 RECIPES: Final = {
@@ -82,8 +85,8 @@ RECIPES: Final = {
     for recipe in (
         Recipe(
             "fp8",
-            "FP8 weights with a scale a row, FP8 activations with one static scale",
-            Scheme("fp8", 0, "float32", "compensated", "fp8", 0, x_static=True),
+            "FP8 weights with a scale a row, FP8 activations with a scale a token",
+            _FP8,
         ),
         Recipe(
             "fp8-block",
@@ -105,15 +108,15 @@ RECIPES: Final = {
         ),
         Recipe(
             "w4a8-awq",
-            "int4 weights in groups of 32, FP8 activations with one static scale",
-            Scheme("int4", 32, "float16", "compensated", "fp8", 0, x_static=True),
-            Scheme("int8", 0, "float32", "compensated", "fp8", 0, x_static=True),
+            "int4 weights in groups of 32, FP8 activations with a scale a token",
+            Scheme("int4", 32, "float16", "compensated", "fp8"),
+            Scheme("int8", 0, "float32", "compensated", "fp8"),
         ),
         Recipe(
             "nvfp4",
             "NVFP4 weights and activations: e2m1 in groups of 16 under e4m3 scales",
             Scheme("fp4", 16, "nvfp4", "compensated", "nvfp4", 16, x_static=True),
-            Scheme("fp8", 0, "float32", "compensated", "fp8", 0, x_static=True),
+            _FP8,
         ),
         Recipe(
             "mxfp4",

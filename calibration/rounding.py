@@ -26,6 +26,8 @@ from .scales import Scales, grouped
 _DAMPING: Final = 0.01
 #: Columns between two updates of all the rest.
 _BLOCK: Final = 64
+#: Pieces of the second moments: with 8, 56 % of the whole product is computed.
+_PIECES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,18 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def second_moments(inputs: Tensor) -> Tensor:
+    """H = XᵀX/T [K, K] of inputs [T, K]; symmetric, so that little more than its upper half is computed."""
+    count, width = inputs.shape
+    moments = torch.empty(width, width)
+    piece = -(-width // _PIECES)
+    for start in range(0, width, piece):
+        stop = min(width, start + piece)
+        torch.matmul(inputs[:, start:stop].T, inputs[:, start:], out=moments[start:stop, start:])
+        moments[start:, start:stop] = moments[start:stop, start:].T
+    return moments.div_(count)
 
 
 def inverse_factor(moments: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ _DECODE_STEPS = 4
 #: Longer than one attention segment (256 keys) and than the small sliding windows; cheap enough for any
 #: model.
 _LONG = 320
+_SHORT = 40
 _LOGIT_BYTES = 32 << 20
 
 
@@ -71,21 +72,25 @@ def make_golden(
 
     vocab_size: token ids drawn at random stay below it (give the ids that the tokenizer knows).
     limits: sequences fit into ``max_seq_len``.
-    tokenizer_ids: a natural text; it makes the main sequence, random ids a second one. Without it: random ids
-    only.
+    tokenizer_ids: a natural text; it makes the main sequence, and what follows a second one (random ids where
+    it is too short: some of them are switches that flip by a rounding, which text has not). Without it:
+    random ids only.
     long_prompt: tokens of the main sequence at most, before limits.
 
     Returns the arrays of golden.safetensors; ``read_golden`` is the inverse of storing them.
     """
     rng = np.random.default_rng(seed)
     longest = max(1, min(long_prompt, limits.max_seq_len))
-    text = np.asarray([] if tokenizer_ids is None else tokenizer_ids, np.int32)[:longest]
+    given = np.asarray([] if tokenizer_ids is None else tokenizer_ids, np.int32)
+    text, rest = given[:longest], given[longest:]
     main = np.concatenate([text, rng.integers(0, vocab_size, longest - len(text), dtype=np.int32)])
     steps = min(_DECODE_STEPS, limits.max_seq_len - min(_DECODE_PREFIX, len(main)))
     arrays = _sequence(source, main, vocab_size, steps)
     named: dict[str, np.ndarray[Any, Any]] = {f"0.{name}": array for name, array in arrays.items()}
     if len(text):
-        short = rng.integers(0, vocab_size, min(40, longest), dtype=np.int32)
+        length = min(_SHORT, longest)
+        fits = len(rest) >= length
+        short = rest[:length] if fits else rng.integers(0, vocab_size, length, dtype=np.int32)
         named.update({f"1.{name}": array for name, array in _sequence(source, short, vocab_size, 0).items()})
     return named
 

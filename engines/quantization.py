@@ -78,9 +78,6 @@ class Quantization(Schema):
     suggestion: Text = ""
 
     @property
-    def activation_bits(self) -> int:
-        """Bits of the narrowest format that inputs of products are rounded to; 16 where they are not."""
-        found = {share.activations.partition(",")[0] for share in self.weights}
-        if found & {"nvfp4", "mxfp4"}:
-            return 4
-        return 8 if found - {""} else 16
+    def activations(self) -> frozenset[str]:
+        """Formats that inputs of products are rounded to."""
+        return frozenset(share.activations.partition(",")[0] for share in self.weights) - {""}

@@ -104,12 +104,14 @@ class _Verifier:
         self.probe = Probe(runner.core, runner.make_params)
         self.progress = progress
         quantization = engine.manifest.quantization
-        bits = 16 if quantization is None else quantization.activation_bits
+        rounded: frozenset[str] = frozenset()
+        if quantization is not None:
+            rounded = quantization.activations
         self.tolerance = tolerance_for(
             engine.manifest.model.dtype,
             runner.choice,
-            bits,
-            rounds_by_itself=bits == 16 and _rounds(engine, runner.choice),
+            rounded if quantization is None else rounded | {quantization.kv_cache_dtype},
+            rounds_by_itself=not rounded and _rounds(engine, runner.choice),
         )
         self.max_seq_len = engine.manifest.limits.max_seq_len
         #: Columns that exist in the tokenizer: only these are ever sampled.

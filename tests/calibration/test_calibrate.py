@@ -179,7 +179,7 @@ def test_smoothquant_scales_go_where_a_norm_takes_them_up_and_change_nothing_els
 
 
 def test_static_scales_reach_the_largest_activation(checkpoint: Checkpoint, checkpoint_folder: Path) -> None:
-    found = run(checkpoint, recipe="fp8")
+    found = run(checkpoint, recipe="nvfp4")
     model = AutoModelForCausalLM.from_pretrained(checkpoint_folder, dtype=torch.float32)
     seen: list[float] = []
     model.model.layers[0].self_attn.q_proj.register_forward_hook(
@@ -189,7 +189,7 @@ def test_static_scales_reach_the_largest_activation(checkpoint: Checkpoint, chec
     with torch.no_grad():
         model(torch.from_numpy(found.text.ids))
     scale = found.plan.linears["model.layers.0.self_attn.q_proj.weight"].x_scale
-    assert scale == pytest.approx(seen[0] / 448, rel=1e-5)
+    assert scale == pytest.approx(seen[0] / 448 / 6, rel=1e-5)  # e4m3 scales of e2m1 numbers
 
 
 @pytest.mark.parametrize(("dtype", "top"), [("fp8", 448.0), ("int8", 127.0)])

@@ -64,6 +64,14 @@ def test_a_text_leads_the_main_sequence_and_random_ids_stay_below_the_used_vocab
     assert not len(random.continuation)
 
 
+def test_a_long_text_makes_both_sequences() -> None:
+    text = [(7 * index) % USED for index in range(LIMITS.max_seq_len + 40)]
+    main, second = read_golden(make_golden(TinyModel(), USED, LIMITS, tokenizer_ids=text, seed=3), VOCAB)
+    assert main.tokens.tolist() == text[: len(main.tokens)]
+    assert second.tokens.tolist() == text[len(main.tokens) : len(main.tokens) + len(second.tokens)]
+    assert len(second.tokens) == min(40, len(main.tokens))
+
+
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33])
 def test_short_limits_give_short_sequences(length: int) -> None:
     limits = Limits(max_batch_size=1, max_num_tokens=1, max_logit_rows=1, max_seq_len=length)

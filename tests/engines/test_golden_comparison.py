@@ -8,6 +8,7 @@ import pytest
 from castiron.engines import open_engine
 from castiron.runtime.loading import RuntimeOptions
 from castiron.runtime.verify import verify
+from castiron.runtime.verify_report import tolerance_for
 from numpy_core import NumpyRunner
 from tiny import TinyModel, write_tiny_engine
 
@@ -104,3 +105,15 @@ def test_the_real_runtime_agrees_with_the_model_in_float64(tmp_path: Path, dtype
     )
     assert report.problems == []
     assert report.passed
+
+
+def test_formats_with_few_bits_have_wider_bounds_and_float32_engines_have_not() -> None:
+    plain, bytes_, halves = (
+        tolerance_for("bfloat16", None, frozenset(formats))
+        for formats in ((), ("fp8", "int8"), ("mxfp4", "fp8"))
+    )
+    # neighbours of e4m3 are an eighth apart, of e2m1 a half: the bounds are ordered like them
+    assert plain.relative < bytes_.relative < halves.relative
+    assert plain.max_abs < bytes_.max_abs < halves.max_abs
+    assert tolerance_for("bfloat16", None, frozenset({"int8"})) == plain
+    assert tolerance_for("float32", None, frozenset({"fp8"})) == tolerance_for("float32", None)
