@@ -70,6 +70,8 @@ class SamplingParams:
     early_stopping: str
     """Of a beam search: when it ends once beam_width texts are finished: never (when no beam can do better at
     any length), likely (nor at its present length; the default), first_finished (at once)."""
+    process_logits: bool
+    """Each row of logits waits for give_logits before a token is chosen from it."""
     context_logits: bool
     """Logits of every prompt token are wanted."""
     generation_logits: bool
@@ -88,6 +90,19 @@ class MaskWish:
     @property
     def tokens(self) -> list[int]:
         """Since the last wish."""
+
+class LogitsWish:
+    """A row of logits that somebody is to change before a token is chosen from it."""
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+    @property
+    def tokens(self) -> list[int]:
+        """Since the last wish."""
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """[vocab_size], to be written to."""
 
 class TokenLogprobs:
     """Raw log-softmax at one token's place, before penalties and temperature."""
@@ -198,6 +213,24 @@ class Engine:
 
     def poll(self, timeout: float) -> list[Event]:
         """News of all requests, waiting up to ``timeout`` seconds for some. For one thread at a time."""
+
+    def poll_masks(self, timeout: float) -> list[MaskWish]:
+        """Requests with new tokens whose grammars have not told what may come next."""
+
+    def give_mask(self, request_id: int, num_output: int, mask: npt.NDArray[np.uint32]) -> None:
+        """The mask for the token after ``num_output`` tokens. Ignored when the request has ended."""
+
+    def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:
+        """There is none: the request ends with an error."""
+
+    def poll_logits(self, request_id: int) -> LogitsWish | None:
+        """Wait for the next row of logits of a request with ``process_logits``; None when it has ended."""
+
+    def give_logits(self, request_id: int, num_output: int, logits: npt.NDArray[np.float32]) -> None:
+        """The row to choose from after ``num_output`` tokens. Ignored when the request has ended."""
+
+    def refuse_logits(self, request_id: int, num_output: int, reason: str) -> None:
+        """There is none: the request ends with an error."""
 
     def stats(self, recent_steps: int = 0) -> dict[str, Any]:
         """Counters and gauges (docs/batching.md), and the records of the last steps if any are wanted."""

@@ -80,6 +80,15 @@ class Core(Protocol):
     def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:
         """See ``MaskCore``."""
 
+    def poll_logits(self, request_id: int) -> Any:
+        """See ``ProcessorCore``."""
+
+    def give_logits(self, request_id: int, num_output: int, logits: npt.NDArray[np.float32]) -> None:
+        """See ``ProcessorCore``."""
+
+    def refuse_logits(self, request_id: int, num_output: int, reason: str) -> None:
+        """See ``ProcessorCore``."""
+
     def stats(self, recent_steps: int = 0) -> dict[str, Any]:
         """Counters and gauges; the records of the last steps, at most 1,024, under ``recent_steps``."""
 

@@ -64,6 +64,7 @@ def core_params(
     core.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
     core.context_logits = params.return_context_logits
     core.generation_logits = params.return_generation_logits
+    core.process_logits = bool(params.logits_processors)
     if params.use_beam_search:
         core.beam_width = params.best_of or params.n
         core.length_penalty = params.length_penalty

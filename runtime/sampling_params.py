@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
+from .logits_processors import LogitsProcessor
 from .request_errors import ParameterError
 from .structured_output import StructuredOutput
 
@@ -61,6 +62,10 @@ class SamplingParams:
             beginning of a word and inside one.
         no_repeat_ngram_size: no run of so many tokens may appear twice in prompt and output (0 = off).
         structured_output: the form that the text must have; the output ends when it is complete.
+        logits_processors: functions that change the logits before each choice, one after the other; each is
+            called with the tokens so far (prompt and output, a list) and the logits of the next one (float32
+            [vocab]) and returns logits. They come before everything else here, run on a thread of the
+            request's own, and have some seconds for a token.
         logprobs: return the log-probability of each token and of this many alternatives (None = none).
             They are the raw log-softmax of the logits, before penalties and temperature.
         prompt_logprobs: the same of every token of the prompt but the first, which nothing predicts (None =
@@ -108,6 +113,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     no_repeat_ngram_size: int = 0
     structured_output: StructuredOutput | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_context_logits: bool = False
@@ -162,6 +168,7 @@ class SamplingParams:
                 _refuse(
                     "min_tokens", self.min_tokens, "0 with structured output, which says when it is complete"
                 )
+        put("logits_processors", _functions("logits_processors", self.logits_processors))
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 put(name, _integer(name, count, 0, MAX_LOGPROBS))
@@ -203,6 +210,8 @@ class SamplingParams:
             _refuse("structured_output", self.structured_output, "none with use_beam_search")
         if self.logprobs:
             _refuse("logprobs", self.logprobs, "0 with use_beam_search: there are no alternatives")
+        if self.logits_processors:
+            _refuse("logits_processors", self.logits_processors, "none with use_beam_search")
         if self.return_generation_logits:
             _refuse("return_generation_logits", True, "false with use_beam_search")
 
@@ -280,6 +289,13 @@ def _token_ids(name: str, value: Iterable[int] | None, most: int | None) -> tupl
     if most is not None and len(tokens) > most:
         _refuse(name, tokens, f"at most {most} token ids")
     return tokens
+
+
+def _functions(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
+    functions = (value,) if callable(value) else value
+    if not isinstance(functions, (list, tuple)) or not all(callable(f) for f in functions):
+        _refuse(name, value, "a function or a list of functions")
+    return tuple(functions)
 
 
 def _logit_bias(value: Any) -> dict[int, float]:

@@ -18,6 +18,7 @@ from castiron.errors import EngineError, RequestError
 
 from .core_api import Core, CoreEvent, CoreTypes, EngineInfo
 from .core_params import check_token_ids, core_params
+from .logits_processors import ProcessorThreads
 from .mask_thread import MaskThread
 from .outputs import Update
 from .request import Request, Sink
@@ -68,6 +69,7 @@ class Session:
         self._tokenizer_lock = threading.Lock()
         self._grammars: Grammars | None = None
         self._masks = MaskThread(core)
+        self._processors = ProcessorThreads(core)
         self._preload = preload
         self._progress = time.monotonic()
         self._thread = threading.Thread(target=self._dispatch, name="castiron-events", daemon=True)
@@ -210,6 +212,8 @@ class Session:
             if not self._requests:
                 self._progress = time.monotonic()
             self._requests[request.id] = request
+            if params.logits_processors:
+                self._processors.start(request.id, ids, params.logits_processors)
             self._wake.notify()
         return request
 
@@ -265,6 +269,7 @@ class Session:
         self._thread.join()
         self.core.shutdown()
         self._masks.close()
+        self._processors.close()
         atexit.unregister(self.close)
 
     def _detokenizer(self, ids: list[int], params: SamplingParams) -> Any:

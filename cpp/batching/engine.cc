@@ -128,15 +128,16 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
         std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_, cache);
 
     // Of a request that is refused below, too: it is dropped then.
-    struct Masked {
-        MaskExchange& masks;
+    struct Helped {
+        Engine& engine;
         RequestId id;
         bool kept = false;
-        ~Masked() {
-            if (!kept) masks.drop(id);
+        ~Helped() {
+            if (!kept) engine.drop_helpers(id);
         }
-    } masked{masks_, id};
+    } helped{*this, id};
     if (request->constrained()) masks_.add(id, request->params.first_mask, new_tokens);
+    if (request->params.process_logits) processors_.add(id, vocab_size_, new_tokens);
 
     lock.lock();
     if (!stats_.dead.empty()) throw EngineDeadError("the engine is dead: " + stats_.dead);
@@ -156,10 +157,16 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
     inbox_.push_back(request.get());
     live_.emplace(id, std::move(request));
     ++stats_.requests_submitted;
-    masked.kept = true;
+    helped.kept = true;
     lock.unlock();
     work_.notify_one();
     return id;
+}
+
+// A request ends: nobody waits any more for its masks and its logits.
+void Engine::drop_helpers(RequestId id) {
+    masks_.drop(id);
+    processors_.drop(id);
 }
 
 void Engine::cancel(RequestId id) {
@@ -217,6 +224,7 @@ bool Engine::shutdown() {
         stopping_ = true;
     }
     masks_.close();  // or a step could wait for one
+    processors_.close();
     work_.notify_one();
     const std::lock_guard joining(join_mutex_);
     {
@@ -335,6 +343,7 @@ void Engine::step(StepRecord& record) {
             if (chunk.beam <= 0) touched_.push_back(chunk.request);
         }
         take_masks(plan);
+        runner_.process_logits(plan, processors_, kMaskPatience);
         runner_.sample(plan);
         scheduler_.keep_computed();
         ask_for_masks(plan);
@@ -461,7 +470,7 @@ void Engine::publish(Request& request) {
     news.finished = finished;
     request.published_context |= context;
     request.published_finish = finished;
-    if (finished && request.constrained()) masks_.drop(request.id);
+    if (finished && (request.constrained() || request.params.process_logits)) drop_helpers(request.id);
     if (finished) ++stats_.requests_finished[static_cast<size_t>(request.finish_reason)];
 }
 

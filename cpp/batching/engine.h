@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "batching/event.h"
+#include "batching/logits_exchange.h"
 #include "batching/mask_exchange.h"
 #include "batching/scheduler.h"
 #include "batching/step_runner.h"
@@ -107,7 +108,7 @@ class Engine {
 public:
     static constexpr int kMaxDeviceFailures = 3;
     static constexpr std::chrono::milliseconds kIdleCheck{500};
-    // How long a step waits for the mask of a grammar before it ends that request.
+    // How long a step waits for the mask of a grammar or a logits processor before it ends that request.
     static constexpr std::chrono::seconds kMaskPatience{5};
 
     // Reserves the device's KV pool and starts the thread. Throws std::invalid_argument on options out of
@@ -135,6 +136,8 @@ public:
 
     // Where the masks of requests with a first_mask are asked for and given.
     [[nodiscard]] MaskExchange& masks() { return masks_; }
+    // Where the rows of requests with process_logits are shown and given back.
+    [[nodiscard]] LogitsExchange& processors() { return processors_; }
     [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
     [[nodiscard]] const PoolSize& pool_size() const { return pool_size_; }
 
@@ -161,6 +164,7 @@ private:
     void give_up(double seconds);
     void check_cache();
     void end_all(FinishReason reason, const std::string& message);
+    void drop_helpers(RequestId id);
     void take_masks(const StepPlan& plan);
     void ask_for_masks(const StepPlan& plan);
     void hand_over(StepRecord& record);
@@ -185,6 +189,7 @@ private:
     int failures_in_a_row_ = 0;
 
     MaskExchange masks_;
+    LogitsExchange processors_;
 
     // Shared, under mutex_.
     mutable std::mutex mutex_;

@@ -126,8 +126,9 @@ struct alignas(64) Request {
     std::unique_ptr<Beams> beams;  // of a beam search; block_table is the prompt's then
 
     const SamplingParams params;
-    std::span<const uint32_t> mask;  // of the token that the step chooses, while it does
-    TokenCounts seen;                // what penalties look at; empty without any
+    std::span<const uint32_t> mask;         // of the token that the step chooses, while it does
+    std::span<const float> changed_logits;  // what a processor made of the row, while the step chooses
+    TokenCounts seen;                       // what penalties look at; empty without any
     const uint64_t seed;
     const RequestId id;
     int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news

@@ -35,7 +35,8 @@ bool SamplingPlan::add(const ScheduledChunk& chunk) {
     if (chunk.num_logits == 0) return true;
     const Request& request = *chunk.request;
     const bool special = request.wants_context_logits() || request.params.generation_logits ||
-                         request.constrained() || !request.params.rules.empty();
+                         request.params.process_logits || request.constrained() ||
+                         !request.params.rules.empty();
     if (special || num_logprobs(request) > kMaxDeviceLogprobs) return false;
     // The continuations of a beam are raw log-probabilities there.
     if (request.beams != nullptr && (request.params.has_penalties() || request.params.min_tokens > 0)) {

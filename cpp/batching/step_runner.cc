@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace castiron {
 
@@ -67,6 +68,30 @@ void StepRunner::forward(const StepPlan& plan) {
     }
 }
 
+void StepRunner::process_logits(const StepPlan& plan, LogitsExchange& exchange,
+                                std::chrono::steady_clock::duration patience) {
+    size_t row = 0;
+    bool any = false;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        row += static_cast<size_t>(chunk.num_logits);
+        const Request& request = *chunk.request;
+        if (!request.params.process_logits || !chunk.completes() || request.max_new_tokens == 0) continue;
+        exchange.show(request.id, request.output(), logits_.subspan((row - 1) * vocab_size_, vocab_size_));
+        any = true;
+    }
+    if (!any) return;
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        Request& request = *chunk.request;
+        if (!request.params.process_logits || !chunk.completes() || request.max_new_tokens == 0) continue;
+        try {
+            request.changed_logits = exchange.wait(request.id, deadline);
+        } catch (const std::exception& error) {
+            request.finish(FinishReason::kError, error.what());
+        }
+    }
+}
+
 void StepRunner::sample(const StepPlan& plan) {
     size_t row = 0;
     for (const ScheduledChunk& chunk : plan.chunks) {
@@ -76,7 +101,8 @@ void StepRunner::sample(const StepPlan& plan) {
         if (request.wants_context_logits()) keep_prompt_rows(chunk, row);
         if (chunk.last_of_request()) request.num_computed += chunk.num_tokens;
         if (request.state == RequestState::kFinished) {
-            // Its grammar had no mask to give, or its prompt or another beam no finite logits.
+            // Its grammar had no mask to give, its processor no logits, or its prompt or another beam no
+            // finite logits.
         } else if (completes && request.max_new_tokens == 0) {
             request.finish(FinishReason::kLength);
         } else if (completes && request.beams != nullptr) {
@@ -123,11 +149,11 @@ void StepRunner::sample_next(Request& request, size_t row) {
             request.generation_logits.get() + static_cast<size_t>(request.num_output()) * vocab_size_);
     }
     const SampledToken sampled =
-        device_samples_
-            ? sampled_row(row, top)
-            : sampler_.sample(
-                  logits_.subspan(row * vocab_size_, vocab_size_),
-                  {request.params, request.seed, request.prompt(), request.output(), request.mask}, top);
+        device_samples_ ? sampled_row(row, top)
+                        : sampler_.sample(logits_.subspan(row * vocab_size_, vocab_size_),
+                                          {request.params, request.seed, request.prompt(), request.output(),
+                                           request.mask, std::exchange(request.changed_logits, {})},
+                                          top);
     switch (sampled.status) {
         case SampleStatus::kOk:
             request.append(sampled);

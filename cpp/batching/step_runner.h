@@ -1,9 +1,11 @@
 // Runs a planned step: packs it for the device, and turns the logits into tokens, on the device if it can.
 #pragma once
 
+#include <chrono>
 #include <span>
 #include <vector>
 
+#include "batching/logits_exchange.h"
 #include "batching/sampling_plan.h"
 #include "batching/scheduler.h"
 #include "device/device.h"
@@ -24,6 +26,9 @@ public:
     // Counts the plan's tokens as computed, samples a token for every chunk that completes, and ends the
     // requests that reach their end. Logits that cannot be sampled from end their own request only.
     void sample(const StepPlan& plan);
+    // Has the rows of logits changed from which requests with processors choose; ends those that fail.
+    void process_logits(const StepPlan& plan, LogitsExchange& exchange,
+                        std::chrono::steady_clock::duration patience);
     // Whether the packed batch's tokens are chosen on the device.
     [[nodiscard]] bool device_samples() const { return device_samples_; }
 

@@ -36,6 +36,7 @@ namespace {
 
 using namespace nb::literals;
 using Prompt = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // A timeout that C++ can represent; NaN becomes 0.
@@ -323,6 +324,7 @@ NB_MODULE(_core, m) {
             })
         .def_rw("logprobs", &SamplingParams::logprobs)
         .def_rw("prompt_logprobs", &SamplingParams::prompt_logprobs)
+        .def_rw("process_logits", &SamplingParams::process_logits)
         .def_rw("beam_width", &SamplingParams::beam_width)
         .def_rw("length_penalty", &SamplingParams::length_penalty)
         .def_prop_rw("early_stopping", &early_stopping_name, &set_early_stopping)
@@ -371,6 +373,15 @@ NB_MODULE(_core, m) {
         .def_ro("num_output", &MaskWish::num_output)
         .def_ro("tokens", &MaskWish::tokens);
 
+    nb::class_<LogitsWish>(m, "LogitsWish")
+        .def_ro("num_output", &LogitsWish::num_output)
+        .def_ro("tokens", &LogitsWish::tokens)
+        .def_prop_ro("logits", [](nb::handle self) {
+            auto& logits = nb::cast<LogitsWish&>(self).logits;
+            const size_t shape[] = {logits.size()};
+            return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(logits.data(), 1, shape, self));
+        });
+
     nb::class_<PyEngine>(m, "Engine")
         .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a)
         .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a, "priority"_a = 0,
@@ -398,6 +409,23 @@ NB_MODULE(_core, m) {
             "refuse_mask",
             [](PyEngine& self, RequestId id, int num_output, const std::string& reason) {
                 self.engine->masks().refuse(id, num_output, reason);
+            },
+            "request_id"_a, "num_output"_a, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "poll_logits", [](PyEngine& self, RequestId id) { return self.engine->processors().poll(id); },
+            "request_id"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "give_logits",
+            [](PyEngine& self, RequestId id, int num_output, const Row& logits) {
+                const std::span<const float> row(logits.data(), logits.size());
+                const nb::gil_scoped_release unlocked;
+                self.engine->processors().give(id, num_output, row);
+            },
+            "request_id"_a, "num_output"_a, nb::arg("logits").noconvert())
+        .def(
+            "refuse_logits",
+            [](PyEngine& self, RequestId id, int num_output, const std::string& reason) {
+                self.engine->processors().refuse(id, num_output, reason);
             },
             "request_id"_a, "num_output"_a, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(

@@ -26,6 +26,7 @@ void SamplingParams::validate_beams(int vocab_size) const {
     require(logprobs <= 0, "logprobs", logprobs, "-1 or 0 with a beam search, which has no alternatives");
     require(first_mask.empty(), "first_mask", "given", "none with a beam search");
     require(!generation_logits, "generation_logits", "true", "false with a beam search");
+    require(!process_logits, "process_logits", "true", "false with a beam search");
 }
 
 void SamplingParams::validate(int vocab_size) const {

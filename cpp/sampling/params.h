@@ -36,8 +36,10 @@ struct SamplingParams {
     TokenRules rules;
     // Bits of the tokens that may come first; empty unless a grammar constrains the output (mask_exchange.h).
     std::vector<uint32_t> first_mask;
-    int logprobs = -1;            // -1: none; else how many of the likeliest besides the chosen token's
-    int prompt_logprobs = -1;     // the same of every prompt token but the first, which nothing predicts
+    int logprobs = -1;         // -1: none; else how many of the likeliest besides the chosen token's
+    int prompt_logprobs = -1;  // the same of every prompt token but the first, which nothing predicts
+    // Somebody outside changes each row of logits before the choice (logits_exchange.h).
+    bool process_logits = false;
     bool context_logits = false;  // logits of every prompt token are wanted
     int beam_width = 0;           // 0: tokens are sampled; else the best texts are searched for
     float length_penalty = 1.0F;  // of a beam search: a text's score is its sum / length^length_penalty

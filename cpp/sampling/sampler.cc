@@ -35,7 +35,7 @@ Sampler::Sampler(int vocab_size, int vocab_limit)
 SampledToken Sampler::sample(std::span<const float> logits, const SamplingContext& context,
                              std::span<TokenLogprob> top) {
     const SamplingParams& params = context.params;
-    std::span<const float> row = logits.first(vocab_limit_);
+    std::span<const float> row = (context.changed.empty() ? logits : context.changed).first(vocab_limit_);
     row_math::Scan scan = row_math::scan(row, block_max_);
     SampledToken result;
     if (scan.has_nan || scan.max == kInfinity) {

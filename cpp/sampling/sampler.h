@@ -35,9 +35,11 @@ struct SamplingContext {
     std::span<const int32_t> prompt;
     std::span<const int32_t> output;   // generated so far
     std::span<const uint32_t> mask{};  // bits of the tokens that a grammar allows; empty: all
+    std::span<const float> changed{};  // [vocab_size] to choose from instead of the row; empty: the row
 };
 
-// Chooses tokens. The order of processing is vLLM's, its filters in the order of transformers:
+// Chooses tokens, from the logits or from what a processor of the request's made of them. The order of
+// processing is vLLM's, its filters in the order of transformers:
 //
 //   1. what a grammar or the request's rules forbid is masked, logit_bias is added; stop tokens are masked
 //   while

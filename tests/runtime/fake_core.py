@@ -34,6 +34,7 @@ class FakeParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int = -1
     prompt_logprobs: int = -1
+    process_logits: bool = False
     context_logits: bool = False
     generation_logits: bool = False
 
