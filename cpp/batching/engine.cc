@@ -487,25 +487,28 @@ void Engine::update_gauges() {
     stats_.kv_blocks_evicted = pool_.evictions();
 }
 
-// The loop's last act: nothing stays unfinished, nothing more is taken.
-void Engine::end_all(FinishReason reason, const std::string& message) {
-    {
-        const std::lock_guard lock(mutex_);
-        stopping_ = true;
-        stats_.dead = message;
-        for (const auto& [id, request] : live_) {
-            if (request->state != RequestState::kFinished) request->finish(reason, message);
-            if (!request->published_finish) publish(*request);
-        }
-        inbox_.clear();
-        inbox_tokens_ = 0;
-        cancels_.clear();
-        scheduler_.abandon();
-        update_gauges();
-        ended_ = true;
+// Under mutex_: nothing stays unfinished, nothing more is taken.
+void Engine::end_requests(FinishReason reason, const std::string& message) {
+    stopping_ = true;
+    stats_.dead = message;
+    for (const auto& [id, request] : live_) {
+        if (request->state != RequestState::kFinished) request->finish(reason, message);
+        if (!request->published_finish) publish(*request);
     }
+    inbox_.clear();
+    inbox_tokens_ = 0;
+    cancels_.clear();
+    ended_ = true;
     events_.notify_all();
     ends_.notify_all();
+}
+
+// The loop's last act.
+void Engine::end_all(FinishReason reason, const std::string& message) {
+    const std::lock_guard lock(mutex_);
+    end_requests(reason, message);
+    scheduler_.abandon();
+    update_gauges();
 }
 
 // --- the watchdog's thread ---
@@ -524,26 +527,15 @@ void Engine::watch() {
 
 // Under mutex_, while the engine thread waits for the device. What it uses stays as it is.
 void Engine::give_up(double seconds) {
-    hung_ = stopping_ = true;
-    const std::string message = "step " + std::to_string(steps_) + " has been on the device for " +
-                                std::to_string(seconds) + " s, and watchdog_timeout is " +
-                                std::to_string(options_.watchdog_seconds) + " s";
-    stats_.dead = message;
+    hung_ = true;
     stats_.stall_report =
         describe_stall(steps_, seconds, *on_device_, scheduler_, pool_, trace_.last(kReportedSteps));
     std::fputs(stats_.stall_report.c_str(), stderr);
-    for (const auto& [id, request] : live_) {
-        if (request->state != RequestState::kFinished) request->finish(FinishReason::kError, message);
-        if (!request->published_finish) publish(*request);
-    }
-    inbox_.clear();
-    inbox_tokens_ = 0;
-    cancels_.clear();
+    end_requests(FinishReason::kError, "step " + std::to_string(steps_) + " has been on the device for " +
+                                           std::to_string(seconds) + " s, and watchdog_timeout is " +
+                                           std::to_string(options_.watchdog_seconds) + " s");
     stats_.running = stats_.waiting = 0;
     stats_.waiting_tokens = 0;
-    ended_ = true;
-    events_.notify_all();
-    ends_.notify_all();
 }
 
 }  // namespace castiron

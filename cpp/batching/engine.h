@@ -163,6 +163,7 @@ private:
     void watch();
     void give_up(double seconds);
     void check_cache();
+    void end_requests(FinishReason reason, const std::string& message);
     void end_all(FinishReason reason, const std::string& message);
     void drop_helpers(RequestId id);
     void take_masks(const StepPlan& plan);

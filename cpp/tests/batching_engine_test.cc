@@ -3,115 +3,23 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <map>
-#include <memory>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "batching/engine.h"
-#include "tests/fake_device.h"
+#include "tests/engine_support.h"
 
 using namespace castiron;
+using namespace castiron::testing;
 using namespace std::chrono_literals;
-using testing::FakeDevice;
 
 namespace {
-
-constexpr int kVocab = 61;
-
-// All that came for a request, put together.
-struct Outcome {
-    std::vector<int32_t> tokens;
-    std::vector<TokenLogprobs> logprobs;
-    std::vector<TokenLogprobs> prompt_logprobs;
-    std::shared_ptr<float[]> context_logits;
-    std::shared_ptr<float[]> generation_logits;
-    FinishReason reason = FinishReason::kNone;
-    int32_t stop_token = -1;
-    std::string error;
-    bool finished = false;
-    int events = 0;
-};
-using Outcomes = std::map<RequestId, Outcome>;
-
-void take(Engine& engine, Outcomes& outcomes, std::chrono::duration<double> timeout) {
-    for (Event& event : engine.poll(timeout)) {
-        Outcome& outcome = outcomes[event.request_id];
-        CHECK_FALSE(outcome.finished);
-        outcome.tokens.insert(outcome.tokens.end(), event.token_ids.begin(), event.token_ids.end());
-        for (const TokenLogprobs& entry : event.logprobs) outcome.logprobs.push_back(entry);
-        if (!event.prompt_logprobs.empty()) outcome.prompt_logprobs = event.prompt_logprobs;
-        if (event.context_logits) outcome.context_logits = event.context_logits;
-        if (event.generation_logits) outcome.generation_logits = event.generation_logits;
-        outcome.reason = event.finish_reason;
-        outcome.stop_token = event.stop_token_id;
-        outcome.error = event.error;
-        outcome.finished = event.finished;
-        ++outcome.events;
-    }
-}
-
-// Polls until `count` requests have ended. A hang fails the test instead of blocking it.
-void finish_all(Engine& engine, Outcomes& outcomes, size_t count) {
-    const auto deadline = std::chrono::steady_clock::now() + 120s;
-    const auto ended = [&] {
-        return std::count_if(outcomes.begin(), outcomes.end(),
-                             [](const auto& entry) { return entry.second.finished; });
-    };
-    while (ended() < static_cast<std::ptrdiff_t>(count)) {
-        REQUIRE(std::chrono::steady_clock::now() < deadline);
-        take(engine, outcomes, 100ms);
-    }
-}
-
-// The same request alone, straight from the definition: no batches, no chunks, no cache.
-Outcome alone(const std::vector<int32_t>& prompt, const SamplingParams& params, int max_seq_len) {
-    Sampler sampler(kVocab, kVocab);
-    std::vector<int32_t> history = prompt;
-    std::vector<float> logits(kVocab);
-    Outcome outcome;
-    const auto room =
-        static_cast<size_t>(std::min(params.max_tokens, max_seq_len - static_cast<int>(prompt.size())));
-    outcome.reason = FinishReason::kLength;
-    while (outcome.tokens.size() < room) {
-        testing::hashed_logits(history, logits);
-        const int32_t token =
-            sampler.sample(logits, {params, params.seed.value_or(0), prompt, outcome.tokens}, {}).token;
-        const auto& stops = params.stop_token_ids;
-        if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-            outcome.reason = FinishReason::kStop;
-            outcome.stop_token = token;
-            break;
-        }
-        outcome.tokens.push_back(token);
-        history.push_back(token);
-    }
-    return outcome;
-}
-
-struct Bench {
-    explicit Bench(const Limits& limits, EngineOptions options = {}, bool on_device = false) {
-        auto owned = std::make_unique<FakeDevice>(limits, kVocab, on_device);
-        device = owned.get();
-        engine = std::make_unique<Engine>(std::move(owned), limits, kVocab, options);
-    }
-    FakeDevice* device;
-    std::unique_ptr<Engine> engine;
-};
-
-std::vector<int32_t> random_prompt(std::mt19937& random, int length) {
-    std::vector<int32_t> prompt(static_cast<size_t>(length));
-    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % kVocab);
-    return prompt;
-}
 
 // `entry` is that of `token` after `history`, with `top` of the likeliest.
 void check_logprobs(const TokenLogprobs& entry, std::span<const int32_t> history, int32_t token, int top) {
     std::vector<float> raw(kVocab);
-    testing::hashed_logits(history, raw);
+    hashed_logits(history, raw);
     double sum = 0;
     for (const float logit : raw) sum += std::exp(static_cast<double>(logit));
     CHECK(entry.token == token);
@@ -122,24 +30,6 @@ void check_logprobs(const TokenLogprobs& entry, std::span<const int32_t> history
     REQUIRE(entry.top.size() == static_cast<size_t>(top));
     if (top > 0)
         CHECK(raw[static_cast<size_t>(entry.top[0].token)] == *std::max_element(raw.begin(), raw.end()));
-}
-
-SamplingParams greedy(int max_tokens) {
-    SamplingParams params;
-    params.temperature = 0;
-    params.max_tokens = max_tokens;
-    return params;
-}
-
-// Waits until stats() shows an idle engine.
-EngineStats idle_stats(const Engine& engine) {
-    for (int i = 0; i < 2000; ++i) {
-        EngineStats stats = engine.stats(1);
-        if (stats.running == 0 && stats.waiting == 0) return stats;
-        std::this_thread::sleep_for(1ms);
-    }
-    FAIL("the engine did not become idle");
-    return {};
 }
 
 }  // namespace
@@ -205,7 +95,7 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
         for (const auto& [id, request] : sent) {
             CAPTURE(id);
             const Outcome& outcome = outcomes[id];
-            const Outcome expected = alone(request.prompt, request.params, limits.max_seq_len);
+            const Alone expected = alone(request.prompt, request.params, limits.max_seq_len);
             CHECK(outcome.error == "");
             if (outcome.reason == FinishReason::kCancelled) {
                 CHECK(std::find(cancelled.begin(), cancelled.end(), id) != cancelled.end());
@@ -232,7 +122,7 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
             history = request.prompt;
             for (size_t row = 0; outcome.generation_logits && row < outcome.tokens.size(); ++row) {
                 std::vector<float> logits(kVocab);
-                testing::hashed_logits(history, logits);
+                hashed_logits(history, logits);
                 CHECK(
                     std::equal(logits.begin(), logits.end(), outcome.generation_logits.get() + row * kVocab));
                 history.push_back(outcome.tokens[row]);
@@ -241,7 +131,7 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
             if (!outcome.context_logits) continue;
             std::vector<float> logits(kVocab);
             for (size_t row = 0; row < request.prompt.size(); ++row) {
-                testing::hashed_logits(std::span(request.prompt).first(row + 1), logits);
+                hashed_logits(std::span(request.prompt).first(row + 1), logits);
                 CHECK(std::equal(logits.begin(), logits.end(), outcome.context_logits.get() + row * kVocab));
             }
         }
@@ -321,127 +211,6 @@ TEST_CASE("a cancelled request ends within a step and gives its blocks back") {
     CHECK(bench.engine->poll(10ms).empty());
 }
 
-TEST_CASE("a failing step ends the running requests with the reason, and the engine goes on") {
-    Bench bench({2, 64, 2, 200});
-    bench.device->delay = 1ms;
-    const std::vector<int32_t> prompt = {5, 6};
-    Outcomes outcomes;
-    const RequestId first = bench.engine->submit(prompt, greedy(100));
-    while (outcomes[first].tokens.empty()) take(*bench.engine, outcomes, 1s);
-    bench.device->failures = 1;
-    finish_all(*bench.engine, outcomes, 1);
-    CHECK(outcomes[first].reason == FinishReason::kError);
-    CHECK(outcomes[first].error == "the device failed: the fake device was told to fail");
-    const RequestId second = bench.engine->submit(prompt, greedy(5));
-    finish_all(*bench.engine, outcomes, 2);
-    CHECK(outcomes[second].tokens == alone(prompt, greedy(5), 200).tokens);
-    const EngineStats stats = idle_stats(*bench.engine);
-    CHECK(stats.kv_blocks_used == 0);
-    CHECK(stats.device_failures == 1);
-    CHECK(stats.dead.empty());
-}
-
-TEST_CASE("a device that keeps failing makes the engine dead, and submit says so") {
-    Bench bench({1, 64, 1, 200});
-    bench.device->failures = 1000;
-    const std::vector<int32_t> prompt = {5, 6};
-    Outcomes outcomes;
-    size_t sent = 0;
-    try {
-        for (; sent < 1000; ++sent) {
-            bench.engine->submit(prompt, greedy(5));
-            std::this_thread::sleep_for(1ms);
-        }
-    } catch (const EngineDeadError& error) {
-        CHECK(std::string(error.what()).find("the fake device was told to fail (3 times in a row)") !=
-              std::string::npos);
-    }
-    CHECK(sent < 1000);
-    finish_all(*bench.engine, outcomes, sent);
-    for (const auto& [id, outcome] : outcomes) CHECK(outcome.reason == FinishReason::kError);
-    const EngineStats stats = bench.engine->stats(0);
-    CHECK_FALSE(stats.dead.empty());
-    CHECK(stats.running == 0);
-    CHECK(stats.kv_blocks_used == 0);
-    CHECK(bench.engine->poll(10s).empty());  // at once
-}
-
-TEST_CASE("a lost device makes the engine dead at once: running and waiting requests end with the reason") {
-    Bench bench({1, 64, 1, 4000});
-    bench.device->delay = 1ms;
-    const std::vector<int32_t> prompt = {5, 6};
-    const RequestId running = bench.engine->submit(prompt, greedy(3000));
-    bench.engine->submit(prompt, greedy(3000));
-    Outcomes outcomes;
-    while (outcomes[running].tokens.empty()) take(*bench.engine, outcomes, 1s);
-    bench.device->lost = true;
-    finish_all(*bench.engine, outcomes, 2);
-    for (const auto& [id, outcome] : outcomes) {
-        CHECK(outcome.reason == FinishReason::kError);
-        CHECK(outcome.error == "the device is lost: the fake device was told to vanish");
-    }
-    CHECK_THROWS_WITH_AS(static_cast<void>(bench.engine->submit(prompt, greedy(1))),
-                         "the engine is dead: the device is lost: the fake device was told to vanish",
-                         EngineDeadError);
-}
-
-TEST_CASE("a step that hangs ends every request with the reason, and what the engine was doing is kept") {
-    const Limits limits{2, 32, 2, 100};
-    EngineOptions options;
-    options.watchdog_seconds = 0.2;
-    Bench bench(limits, options);
-    Outcomes outcomes;
-    const RequestId first = bench.engine->submit(std::vector<int32_t>{1, 2, 3}, greedy(5));
-    finish_all(*bench.engine, outcomes, 1);
-    CHECK(outcomes[first].reason == FinishReason::kLength);
-    bench.device->hangs = true;
-    for (int i = 0; i < 3; ++i) bench.engine->submit(std::vector<int32_t>{1, 2, i}, greedy(50));
-    finish_all(*bench.engine, outcomes, 4);
-    outcomes.erase(first);
-    for (const auto& [id, outcome] : outcomes) {
-        CHECK(outcome.reason == FinishReason::kError);
-        CHECK(outcome.error.find("has been on the device for") != std::string::npos);
-    }
-    CHECK_THROWS_AS(bench.engine->submit(std::vector<int32_t>{1}, greedy(1)), EngineDeadError);
-    const EngineStats stats = bench.engine->stats(0);
-    CHECK(stats.dead.find("watchdog_timeout is 0.2") != std::string::npos);
-    CHECK(stats.stall_report.find("KV blocks: ") != std::string::npos);
-    CHECK(stats.stall_report.find("prompt tokens, 0 generated") != std::string::npos);
-    CHECK(stats.running == 0);
-    CHECK_FALSE(bench.engine->shutdown());
-    bench.device->hangs = false;
-}
-
-TEST_CASE("a slow device is not taken for one that hangs") {
-    const Limits limits{2, 32, 2, 100};
-    EngineOptions options;
-    options.watchdog_seconds = 2;
-    Bench bench(limits, options);
-    bench.device->delay = 30ms;
-    Outcomes outcomes;
-    const RequestId id = bench.engine->submit(std::vector<int32_t>{1, 2, 3}, greedy(80));
-    finish_all(*bench.engine, outcomes, 1);
-    CHECK(outcomes[id].reason == FinishReason::kLength);
-    CHECK(bench.engine->stats(0).stall_report.empty());
-    CHECK(bench.engine->shutdown());
-}
-
-TEST_CASE("logits that are not finite end their request alone") {
-    for (const bool on_device : {false, true}) {
-        Bench bench({4, 64, 4, 200}, {}, on_device);
-        const std::vector<int32_t> poisoned = {1, 2, 3};
-        const std::vector<int32_t> healthy = {1, 2, 4};
-        bench.device->poisoned_history = poisoned;
-        Outcomes outcomes;
-        const RequestId bad = bench.engine->submit(poisoned, greedy(5));
-        const RequestId good = bench.engine->submit(healthy, greedy(5));
-        finish_all(*bench.engine, outcomes, 2);
-        CHECK(outcomes[bad].reason == FinishReason::kError);
-        CHECK(outcomes[bad].error.find("not finite (NaN or infinity) at position 2") != std::string::npos);
-        CHECK(outcomes[good].tokens == alone(healthy, greedy(5), 200).tokens);
-    }
-}
-
 TEST_CASE("shutdown cancels what runs and waits, and what is left can be polled") {
     Bench bench({1, 64, 1, 4000});
     bench.device->delay = 1ms;
@@ -519,7 +288,7 @@ TEST_CASE("prefill only: max_tokens 0 gives context logits and no token") {
     CHECK(outcomes[id].reason == FinishReason::kLength);
     REQUIRE(outcomes[id].context_logits != nullptr);
     std::vector<float> logits(kVocab);
-    testing::hashed_logits(prompt, logits);
+    hashed_logits(prompt, logits);
     CHECK(std::equal(logits.begin(), logits.end(), outcomes[id].context_logits.get() + 99 * kVocab));
 }
 

@@ -7,46 +7,19 @@
 #include <thread>
 #include <vector>
 
-#include "batching/engine.h"
 #include "batching/mask_exchange.h"
-#include "tests/fake_device.h"
+#include "tests/engine_support.h"
 
 using namespace castiron;
+using namespace castiron::testing;
 using namespace std::chrono_literals;
-using testing::FakeDevice;
 
 namespace {
-
-constexpr int kVocab = 61;
 
 std::vector<uint32_t> only(std::initializer_list<int> tokens) {
     std::vector<uint32_t> mask(2, 0);
     for (const int token : tokens) mask[static_cast<size_t>(token) / 32] |= 1U << (token % 32);
     return mask;
-}
-
-struct Ended {
-    std::vector<int32_t> tokens;
-    FinishReason reason = FinishReason::kNone;
-    std::string error;
-};
-
-std::map<RequestId, Ended> finish(Engine& engine, size_t count) {
-    std::map<RequestId, Ended> all;
-    size_t ended = 0;
-    const auto deadline = std::chrono::steady_clock::now() + 20s;
-    while (ended < count) {
-        REQUIRE(std::chrono::steady_clock::now() < deadline);
-        for (const Event& event : engine.poll(100ms)) {
-            Ended& one = all[event.request_id];
-            one.tokens.insert(one.tokens.end(), event.token_ids.begin(), event.token_ids.end());
-            if (!event.finished) continue;
-            one.reason = event.finish_reason;
-            one.error = event.error;
-            ++ended;
-        }
-    }
-    return all;
 }
 
 }  // namespace
@@ -103,11 +76,12 @@ TEST_CASE("constrained requests follow their masks beside free ones") {
         if (k % 3 != 2) own.first_mask = only({3 * k});
         ids.push_back(engine.submit(prompt, own));
     }
-    const auto ended = finish(engine, ids.size());
+    Outcomes ended;
+    finish_all(engine, ended, ids.size(), 20s);
     stop = true;
     masks.join();
     for (int k = 0; k < 12; ++k) {
-        const Ended& one = ended.at(ids[static_cast<size_t>(k)]);
+        const Outcome& one = ended.at(ids[static_cast<size_t>(k)]);
         CHECK(one.reason == FinishReason::kLength);
         REQUIRE(one.tokens.size() == 20);
         if (k % 3 == 2) continue;
@@ -129,7 +103,8 @@ TEST_CASE("a mask that is refused ends its own request, and shutdown does not wa
     std::vector<MaskWish> wishes;
     while (wishes.empty()) wishes = engine.masks().poll(100ms);
     engine.masks().refuse(wishes[0].request_id, wishes[0].num_output, "the grammar ends here");
-    const auto ended = finish(engine, 2);
+    Outcomes ended;
+    finish_all(engine, ended, 2, 20s);
     CHECK(ended.at(refused).reason == FinishReason::kError);
     CHECK(ended.at(refused).error == "the grammar ends here");
     CHECK(ended.at(refused).tokens == std::vector<int32_t>{4});

@@ -16,6 +16,7 @@
 
 #include "batching/scheduler.h"
 #include "batching/step_runner.h"
+#include "tests/alone.h"
 #include "tests/fake_device.h"
 
 namespace castiron::testing {
@@ -291,37 +292,21 @@ private:
         }
     }
 
-    // What the request says alone, straight from the definition: no batches, no chunks, no cache.
     void check_output(const Request& request, const std::string& name) {
-        Sampler sampler(kVocab, kVocab);
-        std::vector<int32_t> history(request.prompt().begin(), request.prompt().end());
-        std::vector<float> logits(kVocab);
-        const auto prompt = static_cast<std::ptrdiff_t>(history.size());
-        const auto room = static_cast<size_t>(request.prompt_tokens + request.max_new_tokens);
-        int32_t stop = -1;
-        while (history.size() < room) {
-            hashed_logits(history, logits);
-            const std::vector<int32_t> output(history.begin() + prompt, history.end());
-            const int32_t token =
-                sampler.sample(logits, {request.params, request.seed, request.prompt(), output}, {}).token;
-            const auto& stops = request.params.stop_token_ids;
-            if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-                stop = token;
-                break;
-            }
-            history.push_back(token);
-        }
+        const Alone expected =
+            alone(kVocab, request.prompt(), request.params, request.seed, request.max_new_tokens);
+        const auto output = request.output();
         const bool early = request.finish_reason == FinishReason::kCancelled ||
                            request.finish_reason == FinishReason::kError;
-        require(request.tokens.size() <= history.size() &&
-                    std::equal(request.tokens.begin(), request.tokens.end(), history.begin()),
+        require(output.size() <= expected.tokens.size() &&
+                    std::equal(output.begin(), output.end(), expected.tokens.begin()),
                 name + " does not say what it says alone");
         if (early) return;
-        require(request.tokens.size() == history.size(), name + " ended too early");
-        require(request.finish_reason == (stop >= 0 ? FinishReason::kStop : FinishReason::kLength) &&
-                    request.stop_token == stop,
+        require(output.size() == expected.tokens.size(), name + " ended too early");
+        require(request.finish_reason == expected.reason && request.stop_token == expected.stop_token,
                 name + " ended for another reason than alone");
         if (!request.params.context_logits) return;
+        std::vector<float> logits(kVocab);
         require(request.context_rows_left == 0, name + " lacks context logits");
         for (size_t row = 0; row < static_cast<size_t>(request.prompt_tokens); ++row) {
             hashed_logits(request.prompt().first(row + 1), logits);
