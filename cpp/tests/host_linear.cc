@@ -1,5 +1,7 @@
 #include "host_support.h"
 
+#include <limits>
+
 namespace castiron::test {
 namespace {
 
@@ -23,6 +25,14 @@ struct Case {
     std::string activation = "none";
     double alpha = 1;
 };
+
+// What a product takes for x: AMX multiplies bf16 with bf16.
+Floats seen_by_product(Floats x, bool bf16, const std::string& isa) {
+    if (bf16 && isa == "amx") {
+        for (float& v : x) v = round_bf16(v);
+    }
+    return x;
+}
 
 void check_linear(const Case& c, const std::string& isa, uint32_t seed) {
     CAPTURE(c.rows);
@@ -50,12 +60,13 @@ void check_linear(const Case& c, const std::string& isa, uint32_t seed) {
             {"alpha", c.alpha}});
     g.output(y);
 
+    const Floats seen = seen_by_product(x, c.bf16, isa);
     std::vector<double> expected(m * n);
     double scale = 0;
     for (size_t r = 0; r < m; ++r) {
         for (size_t o = 0; o < n; ++o) {
             double sum = 0;
-            for (size_t i = 0; i < k; ++i) sum += double{x[r * k + i]} * double{w[o * k + i]};
+            for (size_t i = 0; i < k; ++i) sum += double{seen[r * k + i]} * double{w[o * k + i]};
             if (c.bias) sum += double{bias[o]};
             scale = std::max(scale, std::abs(sum));
             expected[r * n + o] =
@@ -137,7 +148,7 @@ TEST_CASE("gated_linear multiplies the activated gate by up") {
                 const auto m = static_cast<size_t>(rows), depth = static_cast<size_t>(k),
                            width = static_cast<size_t>(f);
                 const size_t padded = (width + 15) / 16 * 16;
-                const Floats x = random.floats(m * depth);
+                const Floats x = random.floats(m * depth), seen = seen_by_product(x, bf16, isa);
                 Floats gate = random.floats(width * depth, 0.2f), up = random.floats(width * depth, 0.2f);
                 const Floats gate_bias = random.floats(width), up_bias = random.floats(width);
                 Floats packed(2 * padded * depth), packed_bias(2 * padded);
@@ -169,8 +180,8 @@ TEST_CASE("gated_linear multiplies the activated gate by up") {
                     for (size_t o = 0; o < width; ++o) {
                         double a = bias ? double{gate_bias[o]} : 0, b = bias ? double{up_bias[o]} : 0;
                         for (size_t i = 0; i < depth; ++i) {
-                            a += double{x[r * depth + i]} * double{gate[o * depth + i]};
-                            b += double{x[r * depth + i]} * double{up[o * depth + i]};
+                            a += double{seen[r * depth + i]} * double{gate[o * depth + i]};
+                            b += double{seen[r * depth + i]} * double{up[o * depth + i]};
                         }
                         expected.push_back(act("gelu_tanh", a) * b);
                     }
@@ -192,12 +203,14 @@ TEST_CASE("a row of linear is the same bit for bit alone, among 37 and among 300
         g.step("linear", {g.input(x, kDepth)}, {g.panels(w, kOut, kDepth, bf16)}, {y},
                {{"activation", "silu"}});
         g.output(y);
-        const Floats all = forward(*g.device(main_isa(), 1), kRows);
-        CHECK(same_bits(all, forward(*g.device(main_isa(), 2), kRows)));
-        CHECK(same_bits(all, forward(*g.device(main_isa(), 5), kRows)));
+        const Floats float32 = forward(*g.device(main_isa(), 1), kRows);
         for (const std::string& isa : isas()) {
             CAPTURE(isa);
+            // AMX has an arithmetic of its own for bf16.
+            const Floats all = bf16 && isa == "amx" ? forward(*g.device(isa, 1), kRows) : float32;
+            CHECK(same_bits(all, forward(*g.device(isa, 5), kRows)));
             const auto device = g.device(isa, 2);
+            CHECK(same_bits(all, forward(*device, kRows)));
             for (const auto& [first, count] :
                  {std::pair{0, 1}, {17, 1}, {5, 2}, {9, 3}, {100, 5}, {1, 7}, {60, 8}, {3, 37}, {250, 50}}) {
                 CAPTURE(count);
@@ -207,6 +220,40 @@ TEST_CASE("a row of linear is the same bit for bit alone, among 37 and among 300
             }
         }
     }
+}
+
+TEST_CASE("AMX adds the products of bf16 in the documented order, and takes the smallest numbers for zero") {
+    if (!host::cpu_supports(host::Isa::kAmx)) return;
+    constexpr int kRows = 21, kDepth = 83, kOut = 35;
+    Random random(12);
+    Floats x = random.floats(size_t{kRows} * kDepth), w = random.floats(size_t{kOut} * kDepth);
+    for (size_t i = 0; i < x.size(); i += 7) x[i] *= 1e-38f;
+    for (size_t i = 0; i < w.size(); i += 5) w[i] *= 1e-38f;
+    for (float& v : w) v = round_bf16(v);
+    Graph g(kRows);
+    const int y = g.value({kT, Dim{kOut}});
+    g.step("linear", {g.input(x, kDepth)}, {g.panels(w, kOut, kDepth, true)}, {y}, {{"activation", "none"}});
+    g.output(y);
+    const auto normal = [](float v) { return std::abs(v) < std::numeric_limits<float>::min() ? 0 * v : v; };
+    const auto fma = [&](float a, float b, float c) { return normal(std::fma(normal(a), normal(b), c)); };
+    Floats expected;
+    for (size_t r = 0; r < kRows; ++r) {
+        for (size_t o = 0; o < kOut; ++o) {
+            float sum = 0;
+            for (size_t begin = 0; begin < kDepth; begin += 32) {
+                float chains[2] = {0, 0};
+                for (size_t i = begin; i < std::min<size_t>(begin + 32, kDepth); ++i) {
+                    float& chain = chains[i % 2];
+                    chain = fma(round_bf16(normal(x[r * kDepth + i])), w[o * kDepth + i], chain);
+                }
+                sum = normal(sum + normal(chains[0] + chains[1]));
+            }
+            expected.push_back(sum);
+        }
+    }
+    const auto device = g.device("amx", 2);
+    CHECK(same_bits(forward(*device, kRows), expected));
+    CHECK(same_bits(forward(*device, {Run{20, 0, 1, {}}}), Floats(expected.end() - kOut, expected.end())));
 }
 
 }  // namespace

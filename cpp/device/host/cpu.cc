@@ -2,6 +2,8 @@
 
 #include <cpuid.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -33,6 +35,12 @@ uint64_t saved_states() {
     return (static_cast<uint64_t>(high) << 32) | low;
 }
 
+// Whether Linux lets this process use the tiles of AMX: it reserves memory for them when asked.
+bool may_use_tiles() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(2), since Linux 5.16
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 bool detect(Isa isa) {
     if (isa == Isa::kPortable) return true;
     const Registers one = cpuid(1);
@@ -47,7 +55,14 @@ bool detect(Isa isa) {
     const bool zmm = (states & 0xe6) == 0xe6;
     // F, DQ, BW, VL: what every server core since Skylake has.
     const bool avx512 = bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) && bit(seven.ebx, 31);
-    return ymm && avx2 && zmm && avx512 && (isa == Isa::kAvx512 || bit(seven.ecx, 11));
+    if (!(ymm && avx2 && zmm && avx512)) return false;
+    if (isa == Isa::kAvx512) return true;
+    const bool vnni = bit(seven.ecx, 11);
+    if (isa == Isa::kAvx512Vnni) return vnni;
+    const bool tiles = (states & 0x60000) == 0x60000;
+    const bool bf16 = seven.eax >= 1 && bit(cpuid(7, 1).eax, 5);
+    const bool amx = bit(seven.edx, 22) && bit(seven.edx, 24) && bit(seven.edx, 25);  // bf16, tiles, int8
+    return vnni && tiles && bf16 && amx && may_use_tiles();
 }
 
 }  // namespace
@@ -64,6 +79,8 @@ std::string_view isa_name(Isa isa) {
             return "avx512";
         case Isa::kAvx512Vnni:
             return "avx512vnni";
+        case Isa::kAmx:
+            return "amx";
     }
     return "?";
 }
@@ -74,7 +91,7 @@ bool cpu_supports(Isa isa) {
 
 Isa choose_isa(const std::string& name) {
     if (name.empty()) {
-        for (const Isa isa : {Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2}) {
+        for (const Isa isa : {Isa::kAmx, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2}) {
             if (cpu_supports(isa)) return isa;
         }
         throw std::invalid_argument(
@@ -89,7 +106,7 @@ Isa choose_isa(const std::string& name) {
         return isa;
     }
     throw std::invalid_argument("unknown isa '" + name +
-                                "': expected avx2, avxvnni, avx512, avx512vnni or portable");
+                                "': expected avx2, avxvnni, avx512, avx512vnni, amx or portable");
 }
 
 int usable_cpus() {

@@ -6,11 +6,13 @@
 
 namespace castiron::host {
 
-// Those with VNNI have products of integers of their own, and the float kernels of those without.
-enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni };
+// Those with VNNI have products of integers of their own, and the float kernels of those without; AMX has
+// products of bf16 as well.
+enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
 
 // From the plainest to the one that is chosen first.
-inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvxVnni, Isa::kAvx512, Isa::kAvx512Vnni};
+inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2,       Isa::kAvxVnni,
+                                   Isa::kAvx512,   Isa::kAvx512Vnni, Isa::kAmx};
 
 [[nodiscard]] std::string_view isa_name(Isa isa);
 

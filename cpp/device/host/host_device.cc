@@ -79,7 +79,7 @@ public:
     }
 
 private:
-    static constexpr size_t kPadding = 64;
+    static constexpr size_t kPadding = 2048;  // kernels may read two tiles of AMX past the end
     static constexpr int kMaxPhases = 2;
     struct alignas(64) Counter {
         std::atomic<int64_t> value{0};

@@ -3,8 +3,9 @@
 namespace castiron::host {
 namespace {
 
-KernelTable with(KernelTable table, IntegerKernels integers) {
+KernelTable with(KernelTable table, IntegerKernels integers, Bf16Kernels bf16 = {}) {
     table.integers = integers;
+    table.bf16 = bf16;
     return table;
 }
 
@@ -13,7 +14,11 @@ KernelTable with(KernelTable table, IntegerKernels integers) {
 const KernelTable& kernels_for(Isa isa) {
     static const KernelTable avx2_vnni = with(avx2::kernel_table(), avxvnni::integer_kernels());
     static const KernelTable avx512_vnni = with(avx512::kernel_table(), avx512vnni::integer_kernels());
+    static const KernelTable amx_units =
+        with(avx512::kernel_table(), amx::integer_kernels(), amx::bf16_kernels());
     switch (isa) {
+        case Isa::kAmx:
+            return amx_units;
         case Isa::kAvx512Vnni:
             return avx512_vnni;
         case Isa::kAvx512:

@@ -270,11 +270,10 @@ static void integer_product_of(IntegerTile t, int64_t rows, int64_t panels, std:
     }
 }
 
-static void integer_product(const QuantizedArgs& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                            int64_t block_end, float* acc, std::byte* unpacked) {
+// The first row and panel of a call.
+static IntegerTile first_tile(const QuantizedArgs& a, int64_t row_begin, int64_t rows, int64_t panel,
+                              float* acc) {
     const QuantizedWeight& w = a.weight;
-    const int64_t rows = row_end - row_begin, per_block = a.gated ? 2 : 1;
-    const int64_t panel = block_begin * per_block, panels = (block_end - block_begin) * per_block;
     IntegerTile t;
     t.x = a.x + row_begin * a.x_stride;
     t.x_stride = a.x_stride;
@@ -288,7 +287,15 @@ static void integer_product(const QuantizedArgs& a, int64_t row_begin, int64_t r
     t.offsets = w.offsets == nullptr ? nullptr : w.offsets + panel * t.scale_panel_bytes;
     t.acc = acc;
     t.acc_stride = rows * 16;
-    switch (w.format) {
+    return t;
+}
+
+static void integer_product(const QuantizedArgs& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                            int64_t block_end, float* acc, std::byte* unpacked) {
+    const int64_t rows = row_end - row_begin, per_block = a.gated ? 2 : 1;
+    const int64_t panels = (block_end - block_begin) * per_block;
+    const IntegerTile t = first_tile(a, row_begin, rows, block_begin * per_block, acc);
+    switch (a.weight.format) {
         case Codes::kInt8:
             return integer_product_of<Codes::kInt8>(t, rows, panels, unpacked);
         case Codes::kInt4:

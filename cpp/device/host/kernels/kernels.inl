@@ -19,6 +19,7 @@ static_assert(kTileRows == CASTIRON_TILE_ROWS);
 const KernelTable& kernel_table() {
     static constexpr KernelTable table = {
         .integers = {.set_sums = set_sums, .product = integer_product},
+        .bf16 = {},
         .dequantized_product = dequantized_product,
         .linear_output = linear_output,
         .round_row = round_row,

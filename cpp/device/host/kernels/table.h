@@ -81,6 +81,15 @@ inline constexpr int64_t kLinearWideFloats = kLinearDepth * 16 * 2;
 inline constexpr size_t kLinearScratchFloats =
     static_cast<size_t>(kLinearWideFloats + kMaxLinearRows * kMaxLinearBlocks * 2 * 16);
 
+// Rows of bf16 and a weight in panel16x2.
+struct Bf16Args {
+    const std::byte* x = nullptr;
+    int64_t x_stride = 0;  // bytes
+    const std::byte* weight = nullptr;
+    int64_t k = 0;
+    bool gated = false;
+};
+
 // Weights as codes: w[n, k] = value(code[n, k]) * scale[n, k / group] + offset[n, k / group].
 enum class Codes : uint8_t { kInt8, kInt4, kFp8, kFp4 };
 
@@ -217,6 +226,7 @@ struct AttentionArgs {
 // Products of integers, apart from the rest: processors with instructions for them (VNNI) have the float
 // kernels of those without.
 struct IntegerKernels {
+    int64_t height = 1;  // rows at once, where cuts should lie between them
     // How the product takes codes of a format.
     void (*set_sums)(Codes, Rounding&);
     // Sums of rows [row_begin, row_end) of codes times blocks [block_begin, block_end), at most
@@ -226,8 +236,24 @@ struct IntegerKernels {
                     int64_t block_end, float* acc, std::byte* unpacked);
 };
 
+// Products by a matrix unit, where there is one: activations are rounded to bf16 as well.
+struct Bf16Kernels {
+    static constexpr int64_t kHeight = 32;  // rows at once
+    // One row x [k] as the product takes it, bf16_row_bytes(k).
+    void (*round_row)(const float* x, int64_t k, std::byte* row) = nullptr;
+    // Sums as those of IntegerKernels::product.
+    void (*product)(const Bf16Args&, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                    int64_t block_end, float* acc) = nullptr;
+};
+
+// An odd number of cache lines: a tile's rows, that far apart, never meet in one set.
+[[nodiscard]] constexpr int64_t bf16_row_bytes(int64_t k) {
+    return ((k + 31) / 32 | 1) * 64;
+}
+
 struct KernelTable {
     IntegerKernels integers;
+    Bf16Kernels bf16;  // null: bf16 weights are products of float32 (linear)
     // Sums of a product with rows of floats, likewise; wide: kLinearWideFloats of scratch.
     void (*dequantized_product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
                                 int64_t block_end, float* acc, float* wide);
@@ -277,6 +303,10 @@ IntegerKernels integer_kernels();
 namespace avx512vnni {
 IntegerKernels integer_kernels();
 }
+namespace amx {
+IntegerKernels integer_kernels();
+Bf16Kernels bf16_kernels();
+}  // namespace amx
 namespace avx2 {
 const KernelTable& kernel_table();
 }

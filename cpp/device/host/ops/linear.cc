@@ -1,5 +1,6 @@
 #include "device/host/ops/linear_tiles.h"
 #include "device/host/ops/ops.h"
+#include "device/host/ops/rounded_rows.h"
 
 namespace castiron::host {
 namespace {
@@ -42,11 +43,23 @@ public:
         } else {
             step.finish();
         }
+        rounds_ = bf16 && kernels_.bf16.product != nullptr;
+        const Limits& limits = step.program().limits;
+        if (rounds_) {
+            rounded_ = RoundedRows(bf16_row_bytes(args_.k),
+                                   x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows));
+        }
     }
 
-    [[nodiscard]] size_t scratch_floats() const override { return kLinearScratchFloats; }
+    [[nodiscard]] size_t scratch_floats() const override {
+        return rounds_ ? kLinearSumFloats + rounded_.scratch_floats() : kLinearScratchFloats;
+    }
+    [[nodiscard]] size_t workspace_floats(int) const override { return rounded_.workspace_floats(); }
+    [[nodiscard]] int phases(const StepContext& context, int) const override {
+        return rounds_ ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+    }
 
-    void run(const StepContext& context, const Lane& lane, int) const override {
+    void run(const StepContext& context, const Lane& lane, int phase) const override {
         const int64_t rows = context.bind(x_.shape[0]);
         if (rows == 0) return;
         LinearArgs args = args_;
@@ -54,17 +67,38 @@ public:
         args.x_stride = x_.row_stride;
         args.y = context.f32(y_);
         if (has_residual_) args.residual = context.f32(residual_);
+        if (rounds_) return run_bf16(context, lane, phase, args, rows);
 
-        for_linear_tiles(context, lane, rows, blocks_,
+        for_linear_tiles(context, lane, rows, blocks_, 1,
                          [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
                              kernels_.linear(args, row_begin, row_end, block_begin, block_end, lane.scratch);
                          });
     }
 
 private:
+    // Both operands as bf16.
+    void run_bf16(const StepContext& context, const Lane& lane, int phase, const LinearArgs& args,
+                  int64_t rows) const {
+        float* sums = lane.scratch;
+        Bf16Args product{.weight = args.weight, .k = args.k, .gated = args.gated};
+        product.x_stride = rounded_.row_bytes();
+        product.x = rounded_.take(context, lane, rows, phase, sums + kLinearSumFloats,
+                                  [&](int64_t row, std::byte* to) {
+                                      kernels_.bf16.round_row(args.x + row * args.x_stride, args.k, to);
+                                  });
+        if (product.x == nullptr) return;
+        for_linear_tiles(context, lane, rows, blocks_, Bf16Kernels::kHeight,
+                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
+                             kernels_.bf16.product(product, row_begin, row_end, block_begin, block_end, sums);
+                             kernels_.linear_output(args, row_begin, row_end, block_begin, block_end, sums);
+                         });
+    }
+
     const KernelTable& kernels_;
     Operand x_, y_, residual_;
     LinearArgs args_;
+    RoundedRows rounded_;
+    bool rounds_ = false;  // whether x becomes bf16 first
     int64_t blocks_ = 0;
     bool has_residual_ = false;
 };

@@ -3,6 +3,7 @@
 
 #include "device/host/ops/linear_tiles.h"
 #include "device/host/ops/ops.h"
+#include "device/host/ops/rounded_rows.h"
 #include "device/host/ops/rounding.h"
 
 namespace castiron::host {
@@ -48,17 +49,18 @@ public:
             step.finish();
         }
         const Limits& limits = step.program().limits;
-        max_rows_ = x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows);
+        if (rounds()) {
+            rounded_ = RoundedRows(args_.rounding.row_bytes(),
+                                   x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows));
+        }
     }
 
     [[nodiscard]] size_t scratch_floats() const override {
-        return kSumFloats + between_floats() + row_floats() * kOwnRows + gathered_floats();
+        return kLinearSumFloats + between_floats() + rounded_.scratch_floats() + gathered_floats();
     }
-    [[nodiscard]] size_t workspace_floats(int) const override {
-        return rounds() && max_rows_ > kOwnRows ? row_floats() * static_cast<size_t>(max_rows_) : 0;
-    }
+    [[nodiscard]] size_t workspace_floats(int) const override { return rounded_.workspace_floats(); }
     [[nodiscard]] int phases(const StepContext& context, int) const override {
-        return rounds() && context.bind(x_.shape[0]) > kOwnRows ? 2 : 1;
+        return rounds() ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
     }
 
     void run(const StepContext& context, const Lane& lane, int phase) const override {
@@ -69,22 +71,17 @@ public:
             args.x = reinterpret_cast<const std::byte*>(context.f32(x_));
             args.x_stride = x_.row_stride * 4;
         } else {
-            const bool own = rows <= kOwnRows;
-            float* rounded = own ? own_rows(lane) : context.workspace;
-            if (own || phase == 0) {
-                const auto [begin, end] = own ? std::pair{int64_t{0}, rows} : lane.share(rows);
-                for (int64_t row = begin; row < end; ++row) round(context, lane, row, rounded);
-            }
-            if (!own && phase == 0) return;
-            args.x = reinterpret_cast<const std::byte*>(rounded);
-            args.x_stride = args.rounding.row_bytes();
+            args.x = rounded_.take(context, lane, rows, phase, own_rows(lane),
+                                   [&](int64_t row, std::byte* to) { round(context, lane, row, to); });
+            if (args.x == nullptr) return;
+            args.x_stride = rounded_.row_bytes();
         }
         LinearOutput output = output_;
         output.y = context.f32(y_);
         if (has_residual_) output.residual = context.f32(residual_);
         float* sums = lane.scratch;
-        float* between = lane.scratch + kSumFloats;
-        for_linear_tiles(context, lane, rows, blocks_,
+        float* between = lane.scratch + kLinearSumFloats;
+        for_linear_tiles(context, lane, rows, blocks_, kernels_.integers.height,
                          [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
                              if (args.rounding.format == XFormat::kInt8) {
                                  kernels_.integers.product(args, row_begin, row_end, block_begin, block_end,
@@ -98,9 +95,6 @@ public:
     }
 
 private:
-    static constexpr int64_t kOwnRows = 8;
-    static constexpr size_t kSumFloats = static_cast<size_t>(kMaxLinearRows * kMaxLinearBlocks * 2 * 16);
-
     // Whether the product reads something else than x as it is.
     [[nodiscard]] bool rounds() const {
         return args_.rounding.format != XFormat::kFloat || columns_ != nullptr;
@@ -108,23 +102,21 @@ private:
     [[nodiscard]] size_t between_floats() const {
         return std::max(static_cast<size_t>(kLinearWideFloats), 2 * unpacked_floats(args_.rounding.k));
     }
-    [[nodiscard]] size_t row_floats() const { return static_cast<size_t>(args_.rounding.row_bytes()) / 4; }
     [[nodiscard]] size_t gathered_floats() const {
         return columns_ == nullptr ? 0 : static_cast<size_t>(args_.rounding.k);
     }
     [[nodiscard]] float* own_rows(const Lane& lane) const {
-        return lane.scratch + kSumFloats + between_floats();
+        return lane.scratch + kLinearSumFloats + between_floats();
     }
 
-    void round(const StepContext& context, const Lane& lane, int64_t row, float* rounded) const {
+    void round(const StepContext& context, const Lane& lane, int64_t row, std::byte* rounded) const {
         const float* x = context.f32(x_) + row * x_.row_stride;
         if (columns_ != nullptr) {
-            float* gathered = own_rows(lane) + row_floats() * kOwnRows;
+            float* gathered = own_rows(lane) + rounded_.scratch_floats();
             for (int64_t i = 0; i < args_.rounding.k; ++i) gathered[i] = x[columns_[i]];
             x = gathered;
         }
-        kernels_.round_row(args_.rounding, x,
-                           reinterpret_cast<std::byte*>(rounded) + row * args_.rounding.row_bytes());
+        kernels_.round_row(args_.rounding, x, rounded);
     }
 
     void read_weight(StepChecker& step, int64_t outputs, int64_t k, bool has_offsets) {
@@ -211,7 +203,8 @@ private:
     QuantizedArgs args_;
     LinearOutput output_;
     const int32_t* columns_ = nullptr;
-    int64_t blocks_ = 0, max_rows_ = 0;
+    RoundedRows rounded_;
+    int64_t blocks_ = 0;
     bool has_residual_ = false;
 };
 

@@ -1,0 +1,54 @@
+// The matrix unit of AMX: eight tiles of up to sixteen rows of 64 bytes. Here tiles 0 to 3 are sums of rows
+// by sixteen outputs, 4 and 5 rows of activations, 6 and 7 panels of weights, whose layouts (panel16x2,
+// panel16x4) are tiles as they are. A row of a sum depends on its own row of activations alone.
+
+inline constexpr int64_t kTileHeight = 16;
+
+struct __attribute__((packed)) TileShapes {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+// Tiles for `first` rows and `second` more, over inputs of `depth_bytes` a row. All tiles become zero.
+CASTIRON_INLINE void shape_tiles(int64_t first, int64_t second, int64_t depth_bytes) {
+    TileShapes shapes;
+    const auto set = [&](int tile, int64_t rows, int64_t bytes) {
+        if (rows == 0) return;
+        shapes.rows[tile] = static_cast<uint8_t>(rows);
+        shapes.row_bytes[tile] = static_cast<uint16_t>(bytes);
+    };
+    set(0, first, 64);
+    set(1, first, 64);
+    set(2, second > 0 ? second : first, 64);
+    set(3, second > 0 ? second : first, 64);
+    set(4, first, depth_bytes);
+    set(5, second, depth_bytes);
+    set(6, depth_bytes / 4, 64);
+    set(7, depth_bytes / 4, 64);
+    _tile_loadconfig(&shapes);
+}
+
+CASTIRON_INLINE void clear_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+// Calls f(begin, first, second) for rows in pairs of tiles, with the tiles shaped for them.
+template <typename F>
+CASTIRON_INLINE void for_tile_pairs(int64_t rows, int64_t depth_bytes, F f) {
+    int64_t shaped = -1;
+    for (int64_t begin = 0; begin < rows; begin += 2 * kTileHeight) {
+        const int64_t here = rows - begin < 2 * kTileHeight ? rows - begin : 2 * kTileHeight;
+        if (here != shaped) {
+            shape_tiles(here < kTileHeight ? here : kTileHeight, here > kTileHeight ? here - kTileHeight : 0,
+                        depth_bytes);
+            shaped = here;
+        }
+        f(begin, here);
+    }
+}
