@@ -2,73 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..launch import Grid, KernelLaunch, Param, TritonKernel, When, row_stride, value, weight
+from ..launch import KernelLaunch, row_stride, value, weight
 from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
-from .kernels.linear import linear_reduce, linear_stream, linear_tile
+from .kernels.linear import linear_stream, linear_tile
 from .kernels.linear_tma import linear_tma
+from .products import Arguments, MatrixProduct, tiling
 from .reference_ops import gated_linear, linear
-from .tiles import STREAM_ROWS, Product, RowClass, row_classes, stream_tile
-from .types import blocks_over, count, pointer, symbol
+from .tiles import Product, RowClass, row_classes, stream_tile
+from .types import blocks_over, count, pointer
 
-_REDUCE_COLUMNS = 512
-_GROUP_ROW_TILES = 8
 _BYTES = {"f32": 4, "bf16": 2, "f16": 2}
-#: Kernel parameters: Triton type and launch argument by name.
-Arguments = Mapping[str, tuple[str, Param]]
 
 
-@dataclass(frozen=True)
-class _Product:
-    """One product with its operands and its epilogue."""
-
-    shape: Product
-    context: Context
+@dataclass(frozen=True, kw_only=True)
+class _Product(MatrixProduct):
     x: Operand
-    y: Operand
-    residual: Operand | None
-    has_bias: bool
-    activation: str
-    alpha: float
 
     @property
     def rows(self) -> Dim:
         return self.x.shape[0]
 
-    @property
-    def most_rows(self) -> int:
-        """The largest row count of any step."""
-        if isinstance(self.rows, int):
-            return self.rows
-        limits = self.context.limits
-        return limits.max_logit_rows if self.rows == "N" else limits.max_num_tokens
-
-    @property
-    def partials(self) -> Operand:
-        """The sums of parts of K, with room for the largest class: classes never run in the same step."""
-        sums = [c.tile.splits * c.high for c in self.classes() if c.tile.splits > 1]
-        return Operand(f"{self.y.name}.partials", (max(sums, default=0), self.shape.n * self.shape.matrices))
-
-    def classes(self) -> tuple[RowClass, ...]:
-        classes = row_classes(self.context.target, self.shape, self.most_rows)
-        # A fixed row count needs its own class alone.
-        return classes if isinstance(self.rows, str) else classes[-1:]
-
-    def epilogue(self) -> dict[str, Any]:
-        return {
-            "N": self.shape.n,
-            "GATED": self.shape.gated,
-            "ACTIVATION": self.activation,
-            "ALPHA": self.alpha,
-            "HAS_BIAS": self.has_bias,
-            "HAS_RESIDUAL": self.residual is not None,
-        }
+    def all_classes(self) -> tuple[RowClass, ...]:
+        return row_classes(self.context.target, self.shape, self.most_rows)
 
     def arguments(self, y: Operand) -> Arguments:
-        """An absent bias or residual gets the address of ``y``: any will do, it is not read."""
         residual = self.residual or self.y
         return {
             "x": (pointer(self.x.dtype), value(self.x.name)),
@@ -81,86 +40,23 @@ class _Product:
             "residual_stride": ("i32", row_stride(residual.name)),
         }
 
+    def stream(self) -> KernelLaunch:
+        tile = stream_tile(self.context.target, self.shape)
+        return self.stream_launch(linear_stream, tile, {"K": self.shape.k})
 
-def _launch(
-    product: _Product,
-    function: Any,
-    arguments: Arguments,
-    constants: Mapping[str, Any],
-    grid: Grid,
-    rows: tuple[int, int],
-    warps: int = 4,
-    stages: int = 3,
-    hot: bool = True,
-) -> KernelLaunch:
-    """A launch for the row counts ``rows``, both ends included, with the epilogue's constants added."""
-    kernel = TritonKernel(
-        function,
-        {name: kind for name, (kind, _) in arguments.items()},
-        {**product.epilogue(), **constants},
-        num_warps=warps,
-        num_stages=stages,
-        hot=hot,
-    )
-    # A fixed row count has one class and needs no condition.
-    when = When(symbol(product.rows), *rows) if isinstance(product.rows, str) else None
-    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
-
-
-def _stream(product: _Product) -> KernelLaunch:
-    tile = stream_tile(product.context.target, product.shape)
-    constants = {
-        "K": product.shape.k,
-        "BLOCK_M": STREAM_ROWS,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "WARPS": tile.warps,
-    }
-    grid = Grid(times=-(-product.shape.n // tile.block_n))
-    arguments = product.arguments(product.y)
-    rows = (1, STREAM_ROWS)
-    return _launch(product, linear_stream, arguments, constants, grid, rows, tile.warps, tile.stages)
-
-
-def _tiled(product: _Product, of_class: RowClass) -> tuple[KernelLaunch, ...]:
-    tile, rows = of_class.tile, (of_class.low, of_class.high)
-    constants: dict[str, Any] = {
-        "K": product.shape.k,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "GROUP_M": _GROUP_ROW_TILES,
-    }
-    columns = -(-product.shape.n // tile.block_n)
-    if tile.tma:
-        given = product.arguments(product.y)
+    def tiled(self, of_class: RowClass) -> tuple[KernelLaunch, ...]:
+        tile = of_class.tile
+        if not tile.tma:
+            return self.tiled_launches(linear_tile, of_class, {"K": self.shape.k})
+        given = self.arguments(self.y)
         unstrided = {name: argument for name, argument in given.items() if name != "x_stride"}
-        constants["SPECIALIZE"] = tile.specialize
-        grid = blocks_over(product.rows, tile.block_m, columns, per_sm=1)
-        return (_launch(product, linear_tma, unstrided, constants, grid, rows, tile.warps, tile.stages),)
-    split = {"SPLITS": tile.splits, "SPLIT_ROWS": of_class.high if tile.splits > 1 else 1}
-    constants |= split
-    arguments = product.arguments(product.y if tile.splits == 1 else product.partials)
-    grid = blocks_over(product.rows, tile.block_m, columns * tile.splits)
-    launch = _launch(product, linear_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
-    return (launch,) if tile.splits == 1 else (launch, _reduce(product, split, rows))
-
-
-def _reduce(product: _Product, split: Mapping[str, int], rows: tuple[int, int]) -> KernelLaunch:
-    names = ("bias", "residual", "y", "rows", "residual_stride")
-    given = product.arguments(product.y)
-    arguments = {"partials": ("*fp32", value(product.partials.name))} | {name: given[name] for name in names}
-    constants = {**split, "BLOCK_N": _REDUCE_COLUMNS}
-    grid = blocks_over(product.rows, 1, -(-product.shape.n // _REDUCE_COLUMNS))
-    return _launch(product, linear_reduce, arguments, constants, grid, rows, hot=False)
+        constants = {"K": self.shape.k, **tiling(tile), "SPECIALIZE": tile.specialize}
+        grid = blocks_over(self.rows, tile.block_m, -(-self.shape.n // tile.block_n), per_sm=1)
+        rows = (of_class.low, of_class.high)
+        return (self.launch(linear_tma, unstrided, constants, grid, rows, tile.warps, tile.stages),)
 
 
 def _lower(product: _Product, name: str, weights: list[WeightUse]) -> Lowering:
-    launches: list[KernelLaunch] = []
-    if isinstance(product.rows, str) or product.rows <= STREAM_ROWS:
-        launches.append(_stream(product))
-    for rows in product.classes():
-        launches += _tiled(product, rows)
     temporaries = (product.partials,) if product.partials.shape[0] else ()
     residual = [] if product.residual is None else [product.residual.name]
     call = Call(
@@ -169,7 +65,7 @@ def _lower(product: _Product, name: str, weights: list[WeightUse]) -> Lowering:
         [product.y.name, *(operand.name for operand in temporaries)],
         weights,
         {"activation": product.activation, "alpha": product.alpha},
-        tuple(launches),
+        product.launches(),
         # The accelerator wants rows at multiples of 16 bytes, which a column view need not have.
         takes_views=not any(rows.tile.tma for rows in product.classes()),
         in_place=((0, 1),) if residual else (),
@@ -183,14 +79,14 @@ def _lower_linear(op: Op, context: Context) -> Lowering:
     if bias is not None:
         weights.append(WeightUse((bias.name,), "vector"))
     product = _Product(
-        Product(int(w.shape[0]), int(w.shape[1]), False, _BYTES[x.dtype]),
-        context,
-        x,
-        op.outputs[0],
-        op.input(3),
-        bias is not None,
-        str(op.attrs.get("activation", "none")),
-        float(op.attrs.get("alpha", 1.0)),
+        shape=Product(int(w.shape[0]), int(w.shape[1]), False, _BYTES[x.dtype]),
+        context=context,
+        x=x,
+        y=op.outputs[0],
+        residual=op.input(3),
+        has_bias=bias is not None,
+        activation=str(op.attrs.get("activation", "none")),
+        alpha=float(op.attrs.get("alpha", 1.0)),
     )
     return _lower(product, "linear", weights)
 
@@ -201,9 +97,16 @@ def _lower_gated(op: Op, context: Context) -> Lowering:
     weights = [WeightUse((gate.name, up.name), "matrix")]
     if gate_bias is not None and up_bias is not None:
         weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
-    shape = Product(int(gate.shape[0]), int(gate.shape[1]), True, _BYTES[x.dtype])
-    activation = str(op.attrs["activation"])
-    product = _Product(shape, context, x, op.outputs[0], None, len(weights) == 2, activation, 1.0)
+    product = _Product(
+        shape=Product(int(gate.shape[0]), int(gate.shape[1]), True, _BYTES[x.dtype]),
+        context=context,
+        x=x,
+        y=op.outputs[0],
+        residual=None,
+        has_bias=len(weights) == 2,
+        activation=str(op.attrs["activation"]),
+        alpha=1.0,
+    )
     return _lower(product, "gated_linear", weights)
 
 

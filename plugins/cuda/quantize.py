@@ -89,7 +89,7 @@ def rounded_input(
         Param("f32", form.x_scale),
     )
     made = (out,) if scales is None else (out, scales)
-    call = _call("quantize", x, made, use if columns else None, kernel, args, when)
+    call = _call(x, made, use if columns else None, kernel, args, when)
     return RoundedInput(out, scales, None, made, call)
 
 
@@ -148,12 +148,11 @@ def float4_input(
         Param("f32", form.x_scale or 1.0),
     )
     made = tuple(operand for operand in (out, scales, block_scales) if operand is not None)
-    call = _call("quantize", x, made, None, kernel, args, when)
+    call = _call(x, made, None, kernel, args, when)
     return RoundedInput(out, scales, block_scales, made, call)
 
 
 def _call(
-    name: str,
     x: Operand,
     made: tuple[Operand, ...],
     columns: WeightUse | None,
@@ -164,7 +163,7 @@ def _call(
     launch = KernelLaunch(kernel, (blocks_over(x.shape[0], 1),), args, when)
     outputs = [operand.name for operand in made]
     uses = () if columns is None else (columns,)
-    return Call(name, [x.name], outputs, uses, {}, (launch,), takes_views=True)
+    return Call("quantize", [x.name], outputs, uses, {}, (launch,), takes_views=True)
 
 
 def _warps(inputs: int) -> int:

@@ -6,76 +6,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..launch import Grid, KernelLaunch, Param, TritonKernel, When, row_stride, value, weight
+from ..launch import KernelLaunch, Param, When, row_stride, value, weight
 from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
-from .kernels.linear import linear_reduce
 from .kernels.quantized_linear import quantized_stream, quantized_tile
 from .kernels.scaled_linear import scaled_tile
+from .products import Arguments, MatrixProduct, tiling
 from .quantize import RoundedInput, float4_input, rounded_input
 from .quantized_form import QuantizedForm, form_of, matrices
 from .quantized_tiles import product_of, quantized_classes, quantized_stream_tile, scaled_classes
 from .reference_ops import gated_linear, linear
-from .tiles import STREAM_ROWS, Product, RowClass
+from .tiles import STREAM_ROWS, RowClass
 from .types import blocks_over, count, next_power_of_two, pointer, symbol
 
-_REDUCE_COLUMNS = 512
-_GROUP_ROW_TILES = 8
-Arguments = Mapping[str, tuple[str, Param]]
 
+@dataclass(frozen=True, kw_only=True)
+class _Product(MatrixProduct):
+    """``x``, ``many_x``: what it reads with few rows and with many.
 
-@dataclass(frozen=True)
-class _Product:
-    """One product with its operands and its epilogue.
-
-    ``x``, ``many_x``: what it reads with few rows and with many. ``uses``: the weights by role, in the call's
-    order.
+    ``uses``: the weights by role, in the call's order.
     """
 
     form: QuantizedForm
-    shape: Product
-    context: Context
     x: RoundedInput
     many_x: RoundedInput
-    y: Operand
-    residual: Operand | None
     uses: Mapping[str, WeightUse]
-    activation: str
-    alpha: float
 
     @property
     def rows(self) -> Dim:
         return self.x.x.shape[0]
 
-    @property
-    def most_rows(self) -> int:
-        """The largest row count of any step."""
-        if isinstance(self.rows, int):
-            return self.rows
-        limits = self.context.limits
-        return limits.max_logit_rows if self.rows == "N" else limits.max_num_tokens
-
-    @property
-    def partials(self) -> Operand:
-        """The sums of parts of K, with room for the largest class: classes never run in the same step."""
-        sums = [c.tile.splits * c.high for c in self.classes() if c.tile.splits > 1]
-        return Operand(f"{self.y.name}.partials", (max(sums, default=0), self.shape.n * self.shape.matrices))
-
-    def classes(self) -> tuple[RowClass, ...]:
+    def all_classes(self) -> tuple[RowClass, ...]:
         if self.form.scaled:
-            classes = scaled_classes(self.shape, self.most_rows)
-        else:
-            classes = quantized_classes(self.context.target, self.shape, self.form, self.most_rows)
-        return classes if isinstance(self.rows, str) else classes[-1:]
-
-    def epilogue(self) -> dict[str, Any]:
-        return {
-            "N": self.shape.n,
-            "GATED": self.shape.gated,
-            "ACTIVATION": self.activation,
-            "ALPHA": self.alpha,
-            "HAS_BIAS": "vector" in self.uses,
-            "HAS_RESIDUAL": self.residual is not None,
-        }
+            return scaled_classes(self.shape, self.most_rows)
+        return quantized_classes(self.context.target, self.shape, self.form, self.most_rows)
 
     def constants(self, scales: str) -> dict[str, Any]:
         form = self.form
@@ -94,7 +57,6 @@ class _Product:
         }
 
     def arguments(self, y: Operand) -> Arguments:
-        """What is absent gets the address of ``y``: any will do, it is not read."""
         nothing = (pointer(y.dtype), value(y.name))
         residual = self.residual or self.y
         x, x_scales = self.x.x, self.x.scales
@@ -116,6 +78,40 @@ class _Product:
             "x_scale": ("fp32", Param("f32", self._x_scale)),
         }
 
+    def stream(self) -> KernelLaunch:
+        tile = quantized_stream_tile(self.context.target, self.shape, self.form)
+        return self.stream_launch(quantized_stream, tile, self.constants(self.form.scales))
+
+    def tiled(self, of_class: RowClass) -> tuple[KernelLaunch, ...]:
+        if self.form.scaled:
+            return (self._scaled(of_class),)
+        return self.tiled_launches(quantized_tile, of_class, self.constants(self.form.tile_scales))
+
+    def _scaled(self, of_class: RowClass) -> KernelLaunch:
+        tile, form, read = of_class.tile, self.form, self.many_x
+        assert read.block_scales is not None
+        given = dict(self.arguments(self.y))
+        given |= {
+            "x": (pointer(read.x.dtype), value(read.x.name)),
+            "x_blocks": (pointer("u8"), value(read.block_scales.name)),
+            "blocks": given["scales"],
+            "codes": ("*u8", given["codes"][1]),
+        }
+        if read.scales is not None:
+            given["x_scales"] = ("*fp32", value(read.scales.name))
+        names = ("x", "x_blocks", "x_scales", "codes", "blocks", "row_scales", "bias", "residual", "y")
+        constants = {
+            "K": form.inputs,
+            "GROUP": form.group,
+            "X_STRIDE": read.x.shape[1],
+            "X_SCALES": form.x_scales,
+            **tiling(tile),
+        }
+        arguments = {name: given[name] for name in (*names, "rows", "residual_stride", "x_scale")}
+        grid = blocks_over(self.rows, tile.block_m, -(-self.shape.n // tile.block_n))
+        rows = (of_class.low, of_class.high)
+        return self.launch(scaled_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
+
     def _weight(self, role: str, kind: str, absent: tuple[str, Param]) -> tuple[str, Param]:
         return (kind, weight(list(self.uses).index(role))) if role in self.uses else absent
 
@@ -134,103 +130,6 @@ class _Product:
         form = self.form
         lacks = form.x_storage in ("codes", "values") or form.x_format == "nvfp4"
         return form.x_scale if lacks and form.x_scale else 1.0
-
-
-def _launch(
-    product: _Product,
-    function: Any,
-    arguments: Arguments,
-    constants: Mapping[str, Any],
-    grid: Grid,
-    rows: tuple[int, int],
-    warps: int = 4,
-    stages: int = 3,
-    hot: bool = True,
-) -> KernelLaunch:
-    """A launch for the row counts ``rows``, both ends included, with the epilogue's constants added."""
-    kernel = TritonKernel(
-        function,
-        {name: kind for name, (kind, _) in arguments.items()},
-        {**product.epilogue(), **constants},
-        num_warps=warps,
-        num_stages=stages,
-        hot=hot,
-    )
-    when = When(symbol(product.rows), *rows) if isinstance(product.rows, str) else None
-    return KernelLaunch(kernel, (grid,), tuple(param for _, param in arguments.values()), when)
-
-
-def _stream(product: _Product) -> KernelLaunch:
-    tile = quantized_stream_tile(product.context.target, product.shape, product.form)
-    constants = {
-        **product.constants(product.form.scales),
-        "BLOCK_M": STREAM_ROWS,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "WARPS": tile.warps,
-    }
-    grid = Grid(times=-(-product.shape.n // tile.block_n))
-    arguments = product.arguments(product.y)
-    rows = (1, STREAM_ROWS)
-    return _launch(product, quantized_stream, arguments, constants, grid, rows, tile.warps, tile.stages)
-
-
-def _scaled(product: _Product, of_class: RowClass) -> KernelLaunch:
-    tile, form, read = of_class.tile, product.form, product.many_x
-    assert read.block_scales is not None
-    given = dict(product.arguments(product.y))
-    given |= {
-        "x": (pointer(read.x.dtype), value(read.x.name)),
-        "x_blocks": (pointer("u8"), value(read.block_scales.name)),
-        "blocks": given["scales"],
-        "codes": ("*u8", given["codes"][1]),
-    }
-    if read.scales is not None:
-        given["x_scales"] = ("*fp32", value(read.scales.name))
-    names = ("x", "x_blocks", "x_scales", "codes", "blocks", "row_scales", "bias", "residual", "y", "rows")
-    constants = {
-        "K": form.inputs,
-        "GROUP": form.group,
-        "X_STRIDE": read.x.shape[1],
-        "X_SCALES": form.x_scales,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "GROUP_M": _GROUP_ROW_TILES,
-    }
-    arguments = {name: given[name] for name in (*names, "residual_stride", "x_scale")}
-    grid = blocks_over(product.rows, tile.block_m, -(-product.shape.n // tile.block_n))
-    rows = (of_class.low, of_class.high)
-    return _launch(product, scaled_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
-
-
-def _tiled(product: _Product, of_class: RowClass) -> tuple[KernelLaunch, ...]:
-    if product.form.scaled:
-        return (_scaled(product, of_class),)
-    tile, rows = of_class.tile, (of_class.low, of_class.high)
-    split = {"SPLITS": tile.splits, "SPLIT_ROWS": of_class.high if tile.splits > 1 else 1}
-    constants = {
-        **product.constants(product.form.tile_scales),
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "GROUP_M": _GROUP_ROW_TILES,
-        **split,
-    }
-    arguments = product.arguments(product.y if tile.splits == 1 else product.partials)
-    columns = -(-product.shape.n // tile.block_n)
-    grid = blocks_over(product.rows, tile.block_m, columns * tile.splits)
-    launch = _launch(product, quantized_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
-    return (launch,) if tile.splits == 1 else (launch, _reduce(product, split, rows))
-
-
-def _reduce(product: _Product, split: Mapping[str, int], rows: tuple[int, int]) -> KernelLaunch:
-    names = ("bias", "residual", "y", "rows", "residual_stride")
-    given = product.arguments(product.y)
-    arguments = {"partials": ("*fp32", value(product.partials.name))} | {name: given[name] for name in names}
-    constants = {**split, "BLOCK_N": _REDUCE_COLUMNS}
-    grid = blocks_over(product.rows, 1, -(-product.shape.n // _REDUCE_COLUMNS))
-    return _launch(product, linear_reduce, arguments, constants, grid, rows, hot=False)
 
 
 def _uses(op: Op, form: QuantizedForm, biases: tuple[Operand, ...]) -> dict[str, WeightUse]:
@@ -265,23 +164,20 @@ def _lower(op: Op, context: Context) -> Lowering:
     if form.scaled:
         many_x = float4_input(x, y.name, form, context, many, codes=True)
     x_bytes = 4 if x_read.x.dtype == "f32" else form.x_bytes
+    uses = _uses(op, form, tuple(bias for bias in given if bias is not None))
     product = _Product(
-        form,
-        product_of(form, int(w.shape[0]), gated, x_bytes),
-        context,
-        x_read,
-        many_x,
-        y,
-        residual,
-        _uses(op, form, tuple(bias for bias in given if bias is not None)),
-        str(op.attrs.get("activation", "none")),
-        float(op.attrs.get("alpha", 1.0)),
+        form=form,
+        shape=product_of(form, int(w.shape[0]), gated, x_bytes),
+        context=context,
+        x=x_read,
+        many_x=many_x,
+        y=y,
+        residual=residual,
+        uses=uses,
+        has_bias="vector" in uses,
+        activation=str(op.attrs.get("activation", "none")),
+        alpha=float(op.attrs.get("alpha", 1.0)),
     )
-    launches: list[KernelLaunch] = []
-    if isinstance(product.rows, str) or product.rows <= STREAM_ROWS:
-        launches.append(_stream(product))
-    for rows in product.classes():
-        launches += _tiled(product, rows)
     partials = (product.partials,) if product.partials.shape[0] else ()
     inputs = [x_read] if many_x is x_read else [x_read, many_x]
     made = [operand for read in inputs for operand in read.temporaries]
@@ -292,7 +188,7 @@ def _lower(op: Op, context: Context) -> Lowering:
         [y.name, *(operand.name for operand in partials)],
         tuple(product.uses.values()),
         {"activation": product.activation, "alpha": product.alpha},
-        tuple(launches),
+        product.launches(),
         takes_views=True,
         in_place=() if residual is None else ((0, len(names)),),
     )
