@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--naive", action="store_true")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--activations", default="auto")
+    parser.add_argument("--threads", type=int, help="of the engine; default: all cores")
     parser.add_argument("--work", type=Path, required=True)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def _measure(
         Scales.search = search  # type: ignore[method-assign]
     built = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - cpu}
     comparison, engine = Comparison(), open_engine(folder)
-    with CoreRunner(engine, given.window, RuntimeOptions()) as runner:
+    with CoreRunner(engine, given.window, RuntimeOptions(num_threads=given.threads)) as runner:
         probe = Probe(runner.core, runner.make_params)
         for ids, logits in zip(windows.ids, source, strict=True):
             comparison.add(ids, probe.context_logits(ids.astype(np.int32)), logits.astype(np.float32))

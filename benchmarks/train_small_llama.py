@@ -101,7 +101,7 @@ def train(model: Any, ids: torch.Tensor, seconds: float) -> None:
         if step % 20 == 0:
             print(
                 f"step {step}, {step * _BATCH * _WINDOW / 1e3:.0f} k tokens of {len(ids) / 1e3:.0f} k, loss "
-                f"{float(loss):.3f}, {spent:.0f} s of CPU, {time.perf_counter() - begun:.0f} s",
+                f"{loss.item():.3f}, {spent:.0f} s of CPU, {time.perf_counter() - begun:.0f} s",
                 flush=True,
             )
 

@@ -93,7 +93,7 @@ def second_moments(inputs: Tensor) -> Tensor:
     for start in range(0, width, piece):
         stop = min(width, start + piece)
         torch.matmul(inputs[:, start:stop].T, inputs[:, start:], out=moments[start:stop, start:])
-        moments[start:, start:stop] = moments[start:stop, start:].T
+        moments[stop:, start:stop] = moments[start:stop, stop:].T
     return moments.div_(count)
 
 

@@ -13,6 +13,7 @@ from castiron.calibration.rounding import (
     inverse_factor,
     nearest,
     output_error,
+    second_moments,
 )
 from castiron.calibration.scales import weight_scales
 from castiron.graph.quant_plan import WeightFormat
@@ -111,3 +112,10 @@ def test_a_column_without_inputs_and_a_row_of_zeros_stay_finite(
         rounded = compensate(weight, upper, order, fit_scales(weight, moments, rounded), scales)
     assert rounded.weight().isfinite().all()
     assert (rounded.weight()[3] == 0).all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 50])
+def test_second_moments_are_whole_and_symmetric(width: int) -> None:
+    inputs = torch.randn(40, width, generator=torch.Generator().manual_seed(width))
+    wanted = np.einsum("tk,tj->kj", inputs.double().numpy(), inputs.double().numpy()) / 40
+    np.testing.assert_allclose(second_moments(inputs).numpy(), wanted, atol=1e-6)
