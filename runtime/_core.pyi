@@ -76,6 +76,8 @@ class SamplingParams:
     """Logits of every prompt token are wanted."""
     generation_logits: bool
     """The raw logits that each new token was chosen from are wanted."""
+    num_speculative_tokens: int
+    """Guesses of the next tokens in one step at most; 0: none, -1: as many as the engine says."""
 
     def __init__(self) -> None: ...
 

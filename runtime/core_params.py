@@ -69,6 +69,8 @@ def core_params(
         core.beam_width = params.best_of or params.n
         core.length_penalty = params.length_penalty
         core.early_stopping = _EARLY_STOPPING[params.early_stopping]
+    if params.num_speculative_tokens is not None:
+        core.num_speculative_tokens = params.num_speculative_tokens
     if params.allowed_token_ids:
         core.allowed_token_ids = list(params.allowed_token_ids)
     if params.logit_bias:

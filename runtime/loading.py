@@ -16,6 +16,7 @@ from ..engines.kv_cache import block_bytes
 from ..engines.program import BLOCK_TOKENS
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
+from .sampling_params import MAX_SPECULATIVE_TOKENS
 from .session import Session
 from .tokenizer_preload import TokenizerPreload
 
@@ -28,9 +29,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
 CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
+SPECULATION = ("none", "ngram", "suffix")
 _INTEGERS = (
     *("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks"),
-    *("max_queue_size", "max_queued_tokens"),
+    *("max_queue_size", "max_queued_tokens", "num_speculative_tokens"),
 )
 
 
@@ -60,6 +62,12 @@ class RuntimeOptions:
             room for its prompt; when room is short, requests are set back and computed again).
         watchdog_timeout: a step that is longer on the device, in seconds, has hung: all requests end with an
             error and the engine is dead. 0 = no such limit.
+        speculative_decoding: who guesses the next tokens of each output, so that one step checks several of
+            them; the output is the same with and without. "none"; "ngram" (prompt lookup: what followed the
+            last two to four tokens at their latest occurrence) or "suffix" (what followed the longest end
+            of the text that was there before), both in the request's own prompt and output.
+        num_speculative_tokens: guesses for one request in one step at most; default 8. How many are made
+            depends on how often they are right.
     """
 
     device: str = "auto"
@@ -77,6 +85,8 @@ class RuntimeOptions:
     scheduling_policy: str = SCHEDULING_POLICIES[0]
     capacity_scheduler_policy: str = CAPACITY_POLICIES[0]
     watchdog_timeout: float = 600.0
+    speculative_decoding: str = SPECULATION[0]
+    num_speculative_tokens: int | None = None
 
     def check(self, engine: Engine) -> None:
         """Raise EngineError for values that make no sense or go over the engine's limits."""
@@ -88,9 +98,20 @@ class RuntimeOptions:
         for name, known in (
             ("scheduling_policy", SCHEDULING_POLICIES),
             ("capacity_scheduler_policy", CAPACITY_POLICIES),
+            ("speculative_decoding", SPECULATION),
         ):
             if getattr(self, name) not in known:
                 raise EngineError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(known)}")
+        if self.num_speculative_tokens is not None and self.speculative_decoding == "none":
+            raise EngineError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, and speculative_decoding is none; "
+                "leave it out, or choose ngram or suffix"
+            )
+        if (self.num_speculative_tokens or 0) > MAX_SPECULATIVE_TOKENS:
+            raise EngineError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}; expected at most "
+                f"{MAX_SPECULATIVE_TOKENS}"
+            )
         if not 0 <= self.watchdog_timeout <= 1e6:
             raise EngineError(f"watchdog_timeout is {self.watchdog_timeout!r}; expected 0 (off) to 1000000 s")
         limits = engine.manifest.limits
@@ -150,6 +171,8 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
         "scheduling_policy": options.scheduling_policy,
         "capacity_scheduler_policy": options.capacity_scheduler_policy,
         "watchdog_timeout": float(options.watchdog_timeout),
+        "speculative_decoding": options.speculative_decoding,
+        "num_speculative_tokens": options.num_speculative_tokens,
     }
     if program.kernels:
         given["kernel_images"] = engine.kernel_images(choice.target)

@@ -63,6 +63,8 @@ class ModelRunner:
         scheduling_policy: str = "fcfs",
         capacity_scheduler_policy: str = "guaranteed_no_evict",
         watchdog_timeout: float = 600.0,
+        speculative_decoding: str = "none",
+        num_speculative_tokens: int | None = None,
     ) -> ModelRunner:
         """Load an engine that ``castiron build`` wrote.
 
@@ -79,6 +81,9 @@ class ModelRunner:
             kv_cache_fraction: the same as a part of the GPU's memory left by weights and activations.
             enable_prefix_caching: use the keys and values of earlier prompts that begin alike.
             scheduling_policy, capacity_scheduler_policy, watchdog_timeout: see ``RuntimeOptions``.
+            speculative_decoding: "none", "ngram" or "suffix": guess tokens and check several in one step,
+                for the same output sooner.
+            num_speculative_tokens: guesses for one request in one step at most; default 8.
 
         Raises:
             EngineError: no engine, a damaged one, or one for another version or device; an option over its
@@ -98,6 +103,8 @@ class ModelRunner:
             scheduling_policy=scheduling_policy,
             capacity_scheduler_policy=capacity_scheduler_policy,
             watchdog_timeout=watchdog_timeout,
+            speculative_decoding=speculative_decoding,
+            num_speculative_tokens=num_speculative_tokens,
         )
         return cls(open_session(engine_dir, rank, options))
 

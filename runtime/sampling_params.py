@@ -23,6 +23,7 @@ MAX_N = 128
 MAX_SALT_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_SPECULATIVE_TOKENS = 64
 
 _SWITCHES = (
     "ignore_eos",
@@ -89,6 +90,9 @@ class SamplingParams:
             on an engine started with ``scheduling_policy="priority"``.
         cache_salt: cached prefixes are shared only by requests of the same salt: give each tenant one that
             the others cannot guess (None = shared by all requests without one).
+        num_speculative_tokens: guesses of the next tokens in one step at most, where the engine was started
+            with ``speculative_decoding`` (0 = none, None = as many as the engine says). Changes the speed,
+            never the output.
 
     Raises:
         ParameterError: (a RequestError) a value of the wrong type or out of range; the text says what is
@@ -128,6 +132,7 @@ class SamplingParams:
     detokenize: bool = True
     priority: int = 0
     cache_salt: str | None = None
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -181,6 +186,12 @@ class SamplingParams:
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             _refuse("early_stopping", self.early_stopping, 'true, false or "never"')
         put("priority", _integer("priority", self.priority, -(2**31), 2**31 - 1))
+        if self.num_speculative_tokens is not None:
+            most = MAX_SPECULATIVE_TOKENS
+            put(
+                "num_speculative_tokens",
+                _integer("num_speculative_tokens", self.num_speculative_tokens, 0, most),
+            )
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_CHARS):
             _refuse("cache_salt", salt, f"a string of 1 to {MAX_SALT_CHARS} characters")

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 #: Phases of a step in their order, by the record's field of their length in seconds.
-_PHASES = {"take in": "intake_s", "schedule": "schedule_s", "device": "forward_s", "sample": "sample_s"}
+_PHASES = {
+    "take in": "intake_s",
+    "schedule": "schedule_s",
+    "draft": "draft_s",
+    "device": "forward_s",
+    "sample": "sample_s",
+}
 _COUNTERS = (
     ("requests", ("running", "waiting")),
     ("KV blocks", ("kv_blocks_used", "kv_blocks_cached")),
     ("tokens", ("decode_tokens", "prefill_tokens", "cached_tokens")),
+    ("drafts", ("draft_tokens", "accepted_tokens")),
 )
 
 

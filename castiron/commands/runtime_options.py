@@ -14,7 +14,7 @@ _NAMES = (
     *("device", "trust_plugins", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
     *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
     *("enable_prefix_caching", "scheduling_policy", "capacity_scheduler_policy"),
-    "watchdog_timeout",
+    *("watchdog_timeout", "speculative_decoding", "num_speculative_tokens"),
 )
 
 device_option = click.option(
@@ -81,6 +81,18 @@ def runtime_options(function: _Function) -> _Function:
                 type=click.FloatRange(0, 1e6),
                 default=600.0,
                 help="Seconds after which a step on the device has hung: requests fail. 0 = never.",
+            ),
+            click.option(
+                "--speculative-decoding",
+                type=click.Choice(["none", "ngram", "suffix"]),
+                default="none",
+                help="Guess the next tokens from the text so far (the latest n-gram, the longest suffix) and "
+                "check several in one step; the output stays the same.",
+            ),
+            click.option(
+                "--num-speculative-tokens",
+                type=click.IntRange(1, 64),
+                help="Guesses for one request in one step at most. [default: 8]",
             ),
         )
     ):

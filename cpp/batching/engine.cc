@@ -69,7 +69,7 @@ constexpr size_t kReportedSteps = 5;  // before the one that hangs
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size,
-               const EngineOptions& options)
+               const EngineOptions& options, std::unique_ptr<Drafter> drafter)
     : limits_(choose_limits(limits, options)),
       vocab_size_(vocab_size),
       options_(checked(options)),
@@ -77,6 +77,7 @@ Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_s
       device_(std::move(device)),
       pool_size_(choose_pool(*device_, limits, limits_, options.kv_cache_blocks)),
       pool_(pool_size_.blocks),
+      drafter_(std::move(drafter)),
       scheduler_(limits_, pool_, options_.capacity, static_cast<size_t>(options_.max_queue_size)),
       runner_(*device_, limits_, vocab_size, within("vocab_limit", options.vocab_limit, vocab_size)) {
     device_->reserve_kv(pool_size_.blocks);
@@ -126,6 +127,11 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
     const CacheUse cache{options_.prefix_caching, options.priority, options.cache_salt};
     auto request =
         std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_, cache);
+    if (drafter_ != nullptr && request->params.num_speculative_tokens != 0 && new_tokens > 1 &&
+        request->beams == nullptr) {
+        request->drafts.reserve(static_cast<size_t>(drafter_->max_tokens()));
+        request->draft_state = drafter_->begin(*request);
+    }
 
     // Of a request that is refused below, too: it is dropped then.
     struct Helped {
@@ -323,10 +329,14 @@ void Engine::step(StepRecord& record) {
         if (scheduler_.running().empty() && scheduler_.waiting().empty()) return;  // cancels took it all away
         throw std::logic_error("requests are waiting and the scheduler runs none of them");
     }
-    runner_.pack(plan);
     record.step = ++steps_;
+    const auto planned = Clock::now();
+    if (drafter_ != nullptr && plan.num_decodes > 0) add_drafts(plan);
+    const auto drafted = Clock::now();
+    runner_.pack(plan);
     record.decode_tokens = plan.num_decodes;
-    record.prefill_tokens = plan.num_tokens - plan.num_decodes;
+    record.draft_tokens = plan.num_drafts;
+    record.prefill_tokens = plan.num_tokens - plan.num_decodes - plan.num_drafts;
     record.logit_rows = plan.num_logit_rows;
     record.queried_tokens = plan.queried_tokens;
     record.cached_tokens = plan.cached_tokens;
@@ -344,14 +354,26 @@ void Engine::step(StepRecord& record) {
         }
         take_masks(plan);
         runner_.process_logits(plan, processors_, kMaskPatience);
-        runner_.sample(plan);
+        record.accepted_tokens = runner_.sample(plan);
         scheduler_.keep_computed();
         ask_for_masks(plan);
     }
-    record.schedule = std::chrono::duration<double>(scheduled - begin).count();
+    const auto sampled = Clock::now();
+    if (computed && plan.num_decodes > 0 && record.prefill_tokens == 0) {
+        step_cost_.observe(plan.num_tokens, std::chrono::duration<double>(sampled - scheduled).count());
+    }
+    record.schedule = std::chrono::duration<double>((planned - begin) + (scheduled - drafted)).count();
+    record.draft = std::chrono::duration<double>(drafted - planned).count();
     record.forward = std::chrono::duration<double>(forwarded - scheduled).count();
-    record.sample = std::chrono::duration<double>(Clock::now() - forwarded).count();
+    record.sample = std::chrono::duration<double>(sampled - forwarded).count();
     hand_over(record);
+}
+
+// The guessing may take a device of its own, which the watchdog looks after as well.
+void Engine::add_drafts(const StepPlan& plan) {
+    enter_device(plan);
+    scheduler_.add_drafts(*drafter_, step_cost_);
+    leave_device();
 }
 
 // False when the device failed; the running requests have ended then.
@@ -432,6 +454,8 @@ void Engine::hand_over(StepRecord& record) {
         stats_.prefix_cached_tokens += record.cached_tokens;
         stats_.recomputed_tokens += record.recomputed_tokens;
         stats_.preemptions += record.preemptions;
+        stats_.draft_tokens += record.draft_tokens;
+        stats_.accepted_tokens += record.accepted_tokens;
         for (Request* request : touched_) {
             record.finished += request->state == RequestState::kFinished ? 1 : 0;
             stats_.generated_tokens += request->num_public() - request->published + request->num_found();

@@ -82,6 +82,8 @@ struct EngineStats {
     std::array<int64_t, 5> requests_finished{};  // by FinishReason
     int64_t prompt_tokens = 0;                   // computed in prefill, recomputed ones among them
     int64_t generated_tokens = 0;
+    int64_t draft_tokens = 0;     // guesses that were checked
+    int64_t accepted_tokens = 0;  // of them: right
     int64_t device_failures = 0;
     std::string dead;          // why, if it is
     std::string stall_report;  // what the engine was doing when a step hung
@@ -112,9 +114,9 @@ public:
     static constexpr std::chrono::seconds kMaskPatience{5};
 
     // Reserves the device's KV pool and starts the thread. Throws std::invalid_argument on options out of
-    // range.
-    Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size,
-           const EngineOptions& options);
+    // range. drafter: guesses tokens (speculative decoding); none: nobody does.
+    Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size, const EngineOptions& options,
+           std::unique_ptr<Drafter> drafter = nullptr);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
@@ -158,6 +160,7 @@ private:
     void step(StepRecord& record);
     [[nodiscard]] bool take_in(StepRecord& record);
     [[nodiscard]] bool run_device(const StepPlan& plan);
+    void add_drafts(const StepPlan& plan);
     void enter_device(const StepPlan& plan);
     void leave_device();
     void watch();
@@ -182,6 +185,8 @@ private:
     std::unique_ptr<Device> device_;
     const PoolSize pool_size_;
     BlockPool pool_;
+    const std::unique_ptr<Drafter> drafter_;
+    StepCost step_cost_;
     Scheduler scheduler_;
     StepRunner runner_;
     std::vector<Request*> touched_;  // requests with news in this step

@@ -15,6 +15,7 @@
 #include "sampling/params.h"
 #include "sampling/sampler.h"
 #include "sampling/token_counts.h"
+#include "speculation/drafter.h"
 
 namespace castiron {
 
@@ -123,7 +124,9 @@ struct alignas(64) Request {
     bool published_finish = false;
     int64_t outbox_round = -1;  // the outbox of this round has an entry for the request, outbox_entry
     BlockTable block_table;
-    std::unique_ptr<Beams> beams;  // of a beam search; block_table is the prompt's then
+    std::unique_ptr<Beams> beams;             // of a beam search; block_table is the prompt's then
+    std::vector<int32_t> drafts;              // guesses of the next tokens that this step checks
+    std::unique_ptr<DraftState> draft_state;  // none: nobody guesses for this request
 
     const SamplingParams params;
     std::span<const uint32_t> mask;         // of the token that the step chooses, while it does

@@ -9,9 +9,9 @@
 namespace castiron {
 namespace {
 
-// The request's random number in single precision, below 1 as it was.
-float uniform_of(const Request& request) {
-    const auto number = static_cast<float>(uniform_at(request.seed, request.tokens.size()));
+// The request's random number for a position, in single precision, below 1 as it was.
+float uniform_of(const Request& request, size_t position) {
+    const auto number = static_cast<float>(uniform_at(request.seed, position));
     return std::min(number, std::nextafter(1.0F, 0.0F));
 }
 
@@ -42,12 +42,14 @@ bool SamplingPlan::add(const ScheduledChunk& chunk) {
     if (request.beams != nullptr && (request.params.has_penalties() || request.params.min_tokens > 0)) {
         return false;
     }
-    if (!add_edits(request)) return false;
-    add_row(request);
+    for (size_t drafts = 0; drafts <= request.drafts.size(); ++drafts) {
+        if (!add_edits(request, drafts)) return false;
+        add_row(request, drafts);
+    }
     return true;
 }
 
-void SamplingPlan::add_row(const Request& request) {
+void SamplingPlan::add_row(const Request& request, size_t drafts) {
     const SamplingParams& params = request.params;
     RowSampling row;
     if (!params.greedy() && request.beams == nullptr) {
@@ -55,7 +57,7 @@ void SamplingPlan::add_row(const Request& request) {
         row.top_k = params.top_k;
         row.top_p = params.top_p;
         row.min_p = params.min_p;
-        row.uniform = uniform_of(request);
+        row.uniform = uniform_of(request, request.tokens.size() + drafts);
     }
     row.num_logprobs = num_logprobs(request);
     row.repetition = params.repetition_penalty;
@@ -64,24 +66,36 @@ void SamplingPlan::add_row(const Request& request) {
     rows_.push_back(row);
 }
 
-// False when the step has no room for them.
-bool SamplingPlan::add_edits(const Request& request) {
+// False when the step has no room for them. drafts: how many come before the row.
+bool SamplingPlan::add_edits(const Request& request, size_t drafts) {
     const auto row = static_cast<int32_t>(rows_.size());
     const SamplingParams& params = request.params;
     std::span<const int32_t> masked;
-    if (request.num_output() < params.min_tokens) masked = params.stop_token_ids;
+    if (request.num_output() + static_cast<int>(drafts) < params.min_tokens) masked = params.stop_token_ids;
     const auto add = [&](int32_t token, int32_t count) {
         if (token < vocab_limit_) edits_.push_back({row, token, count});
     };
-    if (edits_.size() + masked.size() + request.seen.entries().size() > kMaxLogitEdits) return false;
+    const auto drafted = std::span(request.drafts).first(params.has_penalties() ? drafts : 0);
+    const auto seen = request.seen.entries();
+    if (edits_.size() + masked.size() + seen.size() + drafted.size() > kMaxLogitEdits) return false;
+    const auto holds = [](std::span<const int32_t> tokens, int32_t token) {
+        return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+    };
     for (size_t i = 0; i < masked.size(); ++i) {
-        const auto before = masked.first(i);
-        if (std::find(before.begin(), before.end(), masked[i]) == before.end()) add(masked[i], -1);
+        if (!holds(masked.first(i), masked[i])) add(masked[i], -1);
     }
-    for (const TokenCounts::Entry& entry : request.seen.entries()) {
-        if (std::find(masked.begin(), masked.end(), entry.token) == masked.end()) {
-            add(entry.token, entry.count);
-        }
+    const auto times_drafted = [&](int32_t token) {
+        return static_cast<int32_t>(std::count(drafted.begin(), drafted.end(), token));
+    };
+    for (const TokenCounts::Entry& entry : seen) {
+        if (!holds(masked, entry.token)) add(entry.token, entry.count + times_drafted(entry.token));
+    }
+    for (size_t i = 0; i < drafted.size(); ++i) {
+        const int32_t token = drafted[i];
+        const bool known =
+            holds(drafted.first(i), token) || holds(masked, token) ||
+            std::any_of(seen.begin(), seen.end(), [&](const auto& entry) { return entry.token == token; });
+        if (!known) add(token, times_drafted(token));
     }
     return true;
 }

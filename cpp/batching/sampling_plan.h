@@ -14,15 +14,16 @@ public:
     SamplingPlan(const SchedulerLimits& limits, int vocab_limit);
 
     void clear();
-    // Describes the rows of logits of the step's next chunk. False when it asks for what devices lack (masks
-    // and rules, logits of prompt or output, more than kMaxDeviceLogprobs log-probabilities, too many
-    // penalties at once): the host samples the whole step then.
+    // Describes the rows of logits of the step's next chunk, those of drafts as if the drafts before them
+    // were right: else nobody will ask. False when it asks for what devices lack (masks and rules, logits of
+    // prompt or output, more than kMaxDeviceLogprobs log-probabilities, too many penalties at once): the host
+    // samples the whole step then.
     [[nodiscard]] bool add(const ScheduledChunk& chunk);
     [[nodiscard]] SamplingBatch batch() const { return {rows_, edits_}; }
 
 private:
-    void add_row(const Request& request);
-    [[nodiscard]] bool add_edits(const Request& request);
+    void add_row(const Request& request, size_t drafts);
+    [[nodiscard]] bool add_edits(const Request& request, size_t drafts);
 
     int32_t vocab_limit_;
     std::vector<RowSampling> rows_;

@@ -35,6 +35,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
     if (max_running_ < 1) throw std::invalid_argument("every limit of the scheduler must be at least 1");
     running_.reserve(max_running_);
     plan_.chunks.reserve(max_running_);
+    wishes_.reserve(max_running_);
     plan_.copies.reserve(max_running_);
 }
 
@@ -60,7 +61,7 @@ void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int be
 const StepPlan& Scheduler::schedule() {
     plan_.chunks.clear();
     plan_.copies.clear();
-    plan_.num_tokens = plan_.num_logit_rows = plan_.num_decodes = 0;
+    plan_.num_tokens = plan_.num_logit_rows = plan_.num_decodes = plan_.num_drafts = 0;
     plan_.queried_tokens = plan_.cached_tokens = plan_.recomputed_tokens = plan_.preemptions = 0;
     lacks_blocks_ = false;
     if (policy_ == CapacityPolicy::kMaxUtilization) make_room();
@@ -138,6 +139,8 @@ size_t Scheduler::victim(size_t first) const {
 void Scheduler::stop_running(Request& request) {
     extra_beams_ -= static_cast<size_t>(request.width() - 1);
     request.give_back(pool_);
+    request.drafts.clear();
+    if (drafter_ != nullptr && request.draft_state != nullptr) drafter_->release(request);
 }
 
 void Scheduler::preempt(size_t running) {
@@ -301,6 +304,57 @@ void Scheduler::add_chunk(Request& request) {
     plan_.num_logit_rows += logits;
     plan_.recomputed_tokens +=
         std::max(0, std::min(request.num_computed + tokens, request.most_computed) - request.num_computed);
+}
+
+void Scheduler::add_drafts(Drafter& drafter, const StepCost& cost) {
+    drafter_ = &drafter;
+    const int left =
+        std::min(limits_.max_num_tokens - plan_.num_tokens, limits_.max_logit_rows - plan_.num_logit_rows);
+    wishes_.clear();
+    for (int i = 0; i < plan_.num_decodes; ++i) {
+        Request& request = *plan_.chunks[static_cast<size_t>(i)].request;
+        const int room = draft_room(request, std::min(left, drafter.max_tokens()));
+        if (room > 0) wishes_.push_back({&request, room});
+    }
+    if (wishes_.empty()) return;
+    StepValue value(cost, plan_.num_decodes, left);
+    drafter.draft(wishes_, value);
+    for (int i = 0; i < plan_.num_decodes; ++i) {
+        ScheduledChunk& chunk = plan_.chunks[static_cast<size_t>(i)];
+        chunk.num_drafts = place_drafts(*chunk.request);
+        chunk.num_tokens += chunk.num_drafts;
+        chunk.num_logits += chunk.num_drafts;
+        plan_.num_drafts += chunk.num_drafts;
+    }
+    plan_.num_tokens += plan_.num_drafts;
+    plan_.num_logit_rows += plan_.num_drafts;
+}
+
+// The most guesses of use to a decoding request. The step itself gives a token behind the last right one.
+// Masks and changed logits come from outside for one token at a time.
+int Scheduler::draft_room(const Request& request, int most) const {
+    if (request.draft_state == nullptr || request.constrained() || request.params.process_logits) return 0;
+    if (request.params.num_speculative_tokens >= 0) {
+        most = std::min(most, request.params.num_speculative_tokens);
+    }
+    return std::min(most, request.max_new_tokens - request.num_output() - 1);
+}
+
+// Room in the KV cache for the request's drafts, or for as many of them as its blocks hold.
+int Scheduler::place_drafts(Request& request) {
+    if (request.drafts.empty()) return 0;
+    BlockTable& table = request.block_table;
+    const int fed = request.num_computed + 1;
+    int tokens = fed + static_cast<int>(request.drafts.size());
+    // The others must keep a block each to grow by, or a guess could drive one of them out.
+    const int spare = pool_.available() - static_cast<int>(running_.size());
+    const int missing = blocks_for_tokens(tokens) - table.num_blocks();
+    if (missing > 0 && (missing > spare || !table.reserve(pool_, tokens))) {
+        tokens = table.num_blocks() * kBlockTokens;
+    }
+    table.grow(pool_, tokens);
+    request.drafts.resize(static_cast<size_t>(tokens - fed));
+    return tokens - fed;
 }
 
 void Scheduler::keep_computed() {

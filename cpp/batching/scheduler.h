@@ -22,12 +22,14 @@ enum class CapacityPolicy : uint8_t {
     kMaxUtilization,     // those of what it has to compute now; it grows, and others may have to give way
 };
 
-// A request's part of a step: its next num_tokens pending tokens. The last num_logits of them want logits.
+// A request's part of a step: its next pending tokens, and behind them its drafts; num_tokens together. The
+// last num_logits of them want logits.
 struct ScheduledChunk {
     Request* request = nullptr;
     int num_tokens = 0;
     int num_logits = 0;
     int beam = -1;  // of a beam search, once the prompt is computed; its beams lie side by side, 0 first
+    int num_drafts = 0;
 
     [[nodiscard]] const int32_t* tokens() const {
         if (beam >= 0) return &request->beams->search.output(beam).back();
@@ -40,8 +42,9 @@ struct ScheduledChunk {
     [[nodiscard]] bool last_of_request() const {
         return beam < 0 || beam + 1 == request->beams->search.num_live();
     }
-    // All pending tokens are fed, so the last row's logits give the next token.
-    [[nodiscard]] bool completes() const { return num_tokens == request->num_pending(); }
+    [[nodiscard]] int num_pending() const { return num_tokens - num_drafts; }
+    // All pending tokens are fed, so the last one's logits give the next token.
+    [[nodiscard]] bool completes() const { return num_pending() == request->num_pending(); }
 };
 
 struct StepPlan {
@@ -50,6 +53,7 @@ struct StepPlan {
     int num_tokens = 0;
     int num_logit_rows = 0;
     int num_decodes = 0;
+    int num_drafts = 0;         // of num_tokens
     int queried_tokens = 0;     // prompt tokens that were looked for in the cache
     int cached_tokens = 0;      //               that were found there
     int recomputed_tokens = 0;  // of num_tokens: computed before, and lost by a preemption
@@ -75,6 +79,9 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens };
 //   running ones of lower priority. A beam search is promised all it can need under either policy and is
 //   never set back: its beams would each have to be computed again.
 //
+// - What is left of a step's tokens and rows of logits may go to drafts of the decoding requests, never a KV
+//   block that somebody else was promised or could need to grow by.
+//
 // So every step moves every decoding request and the first prefill; there is no deadlock, no starvation among
 // equals and no idle step. Not thread-safe: the engine thread owns it. Allocates in the constructor only.
 class Scheduler {
@@ -89,6 +96,8 @@ public:
     void enqueue(Request& request) { waiting_.push(request); }
     // The next step; empty chunks only when nothing is left to do. Valid until the next call.
     [[nodiscard]] const StepPlan& schedule();
+    // Adds guesses to the plan that schedule() made. `cost`: what steps took so far.
+    void add_drafts(Drafter& drafter, const StepCost& cost);
     // The plan was carried out: its full blocks enter the prefix cache.
     void keep_computed();
     // The plan failed on the device, and nobody knows what the KV cache holds.
@@ -125,6 +134,8 @@ private:
     void follow_beams(Request& request);
     void add_chunk(Request& request);
     void add_prefill(Request& request);
+    [[nodiscard]] int draft_room(const Request& request, int most) const;
+    [[nodiscard]] int place_drafts(Request& request);
 
     SchedulerLimits limits_;
     BlockPool& pool_;
@@ -135,6 +146,8 @@ private:
     std::vector<Request*> running_;  // in the order in which they are served
     size_t extra_beams_ = 0;         // sequences that they may run besides one each
     StepPlan plan_;
+    std::vector<DraftWish> wishes_;
+    Drafter* drafter_ = nullptr;  // the one that was last asked
     Blocked blocked_ = Blocked::kNothing;
     bool lacks_blocks_ = false;  // in this step a decoding request took the blocks of another
     // The request that could not be opened at the last try, what was available then, and the tries since.

@@ -39,10 +39,9 @@ void StepRunner::pack(const StepPlan& plan) {
         const Request& request = *chunk.request;
         const auto first_row = static_cast<int32_t>(token_ids_.size());
         const int32_t* tokens = chunk.tokens();
-        for (int t = 0; t < chunk.num_tokens; ++t) {
-            token_ids_.push_back(tokens[t]);
-            positions_.push_back(request.num_computed + t);
-        }
+        token_ids_.insert(token_ids_.end(), tokens, tokens + chunk.num_pending());
+        token_ids_.insert(token_ids_.end(), request.drafts.begin(), request.drafts.end());
+        for (int t = 0; t < chunk.num_tokens; ++t) positions_.push_back(request.num_computed + t);
         for (int t = chunk.num_tokens - chunk.num_logits; t < chunk.num_tokens; ++t) {
             logit_rows_.push_back(first_row + t);
         }
@@ -92,14 +91,15 @@ void StepRunner::process_logits(const StepPlan& plan, LogitsExchange& exchange,
     }
 }
 
-void StepRunner::sample(const StepPlan& plan) {
+int StepRunner::sample(const StepPlan& plan) {
     size_t row = 0;
+    int right = 0;
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
         const bool completes = chunk.completes();
         const auto end = row + static_cast<size_t>(chunk.num_logits);
         if (request.wants_context_logits()) keep_prompt_rows(chunk, row);
-        if (chunk.last_of_request()) request.num_computed += chunk.num_tokens;
+        if (chunk.last_of_request()) request.num_computed += chunk.num_pending();
         if (request.state == RequestState::kFinished) {
             // Its grammar had no mask to give, its processor no logits, or its prompt or another beam no
             // finite logits.
@@ -108,10 +108,28 @@ void StepRunner::sample(const StepPlan& plan) {
         } else if (completes && request.beams != nullptr) {
             continue_beam(chunk, end - 1);
         } else if (completes) {
-            sample_next(request, end - 1);
+            const auto first = end - static_cast<size_t>(chunk.num_drafts) - 1;
+            sample_next(request, first);
+            right += sample_drafted(chunk, first + 1);
         }
+        request.drafts.clear();
         row = end;
     }
+    return right;
+}
+
+// A draft that is the token just chosen has its keys and values in the cache, and the logits after it. What
+// lies behind the first wrong one is as if it had never been fed: num_computed leaves it out, and the next
+// step writes over it.
+int StepRunner::sample_drafted(const ScheduledChunk& chunk, size_t first_row) {
+    Request& request = *chunk.request;
+    int right = 0;
+    for (const int32_t draft : request.drafts) {
+        if (request.state != RequestState::kDecoding || request.tokens.back() != draft) break;
+        ++request.num_computed;
+        sample_next(request, first_row + static_cast<size_t>(right++));
+    }
+    return right;
 }
 
 void StepRunner::keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row) {

@@ -24,8 +24,10 @@ public:
     // Copies what the plan says and runs the packed batch. What the device throws passes through.
     void forward(const StepPlan& plan);
     // Counts the plan's tokens as computed, samples a token for every chunk that completes, and ends the
-    // requests that reach their end. Logits that cannot be sampled from end their own request only.
-    void sample(const StepPlan& plan);
+    // requests that reach their end. Behind a token that was drafted it samples the one after it, from the
+    // row of the draft. Logits that cannot be sampled from end their own request only. Returns how many
+    // drafts were right.
+    int sample(const StepPlan& plan);
     // Has the rows of logits changed from which requests with processors choose; ends those that fail.
     void process_logits(const StepPlan& plan, LogitsExchange& exchange,
                         std::chrono::steady_clock::duration patience);
@@ -37,6 +39,7 @@ private:
     void score_prompt(Request& request, size_t row, int position);
     void sample_next(Request& request, size_t row);
     void continue_beam(const ScheduledChunk& chunk, size_t row);
+    [[nodiscard]] int sample_drafted(const ScheduledChunk& chunk, size_t first_row);
     [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 
     Device& device_;

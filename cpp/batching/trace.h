@@ -13,6 +13,8 @@ struct StepRecord {
     double start = 0;  // seconds since the engine was made
     int prefill_tokens = 0;
     int decode_tokens = 0;
+    int draft_tokens = 0;     // guesses that were checked
+    int accepted_tokens = 0;  // of them: right
     int logit_rows = 0;
     int queried_tokens = 0;     // prompt tokens that were looked for in the prefix cache
     int cached_tokens = 0;      // prompt tokens that came from the cache instead of being computed
@@ -27,6 +29,7 @@ struct StepRecord {
     bool device_sampled = false;
     double intake = 0;    // seconds: taking in submissions and cancels
     double schedule = 0;  //          choosing what runs and packing it
+    double draft = 0;     //          guessing what comes next
     double forward = 0;   //          on the device
     double sample = 0;    //          choosing tokens
 };

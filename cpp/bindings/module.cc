@@ -26,6 +26,7 @@
 #include "device/cuda/probe.h"
 #include "device/device.h"
 #include "device/host/cpu.h"
+#include "speculation/lookup_drafter.h"
 
 #ifndef CASTIRON_VERSION
 #define CASTIRON_VERSION "0.1.0"
@@ -50,6 +51,8 @@ struct Options {
     HostOptions host;
     CudaOptions cuda;
     nb::object kernel_images = nb::none();
+    std::optional<LookupMethod> lookup;  // who guesses tokens; none: nobody
+    int num_speculative_tokens = 8;
 };
 
 // One of a few names; `now` when the field is absent.
@@ -96,6 +99,10 @@ Options options_from(nb::handle dict) {
     options.engine.capacity = choice(fields, "capacity_scheduler_policy", options.engine.capacity,
                                      {{"guaranteed_no_evict", CapacityPolicy::kGuaranteedNoEvict},
                                       {"max_utilization", CapacityPolicy::kMaxUtilization}});
+    options.lookup = choice<std::optional<LookupMethod>>(
+        fields, "speculative_decoding", std::nullopt,
+        {{"none", std::nullopt}, {"ngram", LookupMethod::kNgram}, {"suffix", LookupMethod::kSuffix}});
+    integer("num_speculative_tokens", 1, options.num_speculative_tokens);
     integer("vocab_limit", 0, options.engine.vocab_limit);
     integer("device_index", 0, options.cuda.device_index);
     options.cuda.max_batch_size = options.engine.max_batch_size;
@@ -118,8 +125,9 @@ Options options_from(nb::handle dict) {
     }
     fields.finish({"num_threads", "kv_cache_blocks", "max_batch_size", "max_num_tokens", "max_queue_size",
                    "max_queued_tokens", "prefix_caching", "watchdog_timeout", "scheduling_policy",
-                   "capacity_scheduler_policy", "vocab_limit", "huge_pages", "isa", "kernel_images",
-                   "device_index", "cuda_graphs", "kv_cache_fraction"});
+                   "capacity_scheduler_policy", "speculative_decoding", "num_speculative_tokens",
+                   "vocab_limit", "huge_pages", "isa", "kernel_images", "device_index", "cuda_graphs",
+                   "kv_cache_fraction"});
     return options;
 }
 
@@ -169,8 +177,12 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
             weight.data = nullptr;  // the device has its copy, and the mapping ends here
         }
         const uint64_t block_bytes = device->kv_block_bytes();
-        made->engine =
-            std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size, options.engine);
+        std::unique_ptr<Drafter> drafter;
+        if (options.lookup) {
+            drafter = std::make_unique<LookupDrafter>(*options.lookup, options.num_speculative_tokens);
+        }
+        made->engine = std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size,
+                                                options.engine, std::move(drafter));
         made->fixed.kv_bytes = block_bytes * static_cast<uint64_t>(made->engine->pool_size().blocks);
         if (on_gpu != nullptr) made->fixed.cuda = on_gpu->facts();  // the engine owns it; graphs are captured
     }
@@ -328,6 +340,7 @@ NB_MODULE(_core, m) {
         .def_rw("beam_width", &SamplingParams::beam_width)
         .def_rw("length_penalty", &SamplingParams::length_penalty)
         .def_prop_rw("early_stopping", &early_stopping_name, &set_early_stopping)
+        .def_rw("num_speculative_tokens", &SamplingParams::num_speculative_tokens)
         .def_rw("context_logits", &SamplingParams::context_logits)
         .def_rw("generation_logits", &SamplingParams::generation_logits);
 

@@ -27,6 +27,8 @@ nb::dict record_to_dict(const StepRecord& record) {
     dict["start_s"] = record.start;
     dict["prefill_tokens"] = record.prefill_tokens;
     dict["decode_tokens"] = record.decode_tokens;
+    dict["draft_tokens"] = record.draft_tokens;
+    dict["accepted_tokens"] = record.accepted_tokens;
     dict["logit_rows"] = record.logit_rows;
     dict["queried_tokens"] = record.queried_tokens;
     dict["cached_tokens"] = record.cached_tokens;
@@ -41,6 +43,7 @@ nb::dict record_to_dict(const StepRecord& record) {
     dict["device_sampled"] = record.device_sampled;
     dict["intake_s"] = record.intake;
     dict["schedule_s"] = record.schedule;
+    dict["draft_s"] = record.draft;
     dict["forward_s"] = record.forward;
     dict["sample_s"] = record.sample;
     return dict;
@@ -85,6 +88,8 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["device_sampled_steps"] = stats.device_sampled_steps;
     dict["prompt_tokens"] = stats.prompt_tokens;
     dict["generated_tokens"] = stats.generated_tokens;
+    dict["draft_tokens"] = stats.draft_tokens;
+    dict["accepted_tokens"] = stats.accepted_tokens;
     dict["requests_submitted"] = stats.requests_submitted;
     nb::dict finished;
     for (const FinishReason reason :

@@ -46,6 +46,8 @@ void SamplingParams::validate(int vocab_size) const {
     require(prompt_logprobs >= -1 && prompt_logprobs <= kMaxLogprobs, "prompt_logprobs", prompt_logprobs,
             "-1 (none) to 128");
     if (beam_width != 0) validate_beams(vocab_size);
+    require(num_speculative_tokens >= -1, "num_speculative_tokens", num_speculative_tokens,
+            "0 (none) or more, or -1 for the engine's");
     rules.validate(vocab_size);
     for (const int32_t id : stop_token_ids) {
         require(id >= 0 && id < vocab_size, "an entry of stop_token_ids", id, "an id of the vocabulary");

@@ -44,7 +44,8 @@ struct SamplingParams {
     int beam_width = 0;           // 0: tokens are sampled; else the best texts are searched for
     float length_penalty = 1.0F;  // of a beam search: a text's score is its sum / length^length_penalty
     EarlyStopping early_stopping = EarlyStopping::kLikely;
-    bool generation_logits = false;  // raw logits that each new token was chosen from are wanted
+    bool generation_logits = false;   // raw logits that each new token was chosen from are wanted
+    int num_speculative_tokens = -1;  // guesses of the next tokens in a step; -1: as many as the engine says
 
     [[nodiscard]] bool greedy() const { return temperature < kGreedyTemperature; }
     [[nodiscard]] bool has_penalties() const {

@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <thread>
 #include <vector>
 
 #include "batching/engine.h"
+#include "speculation/lookup_drafter.h"
 
 namespace {
 thread_local int64_t allocations = 0;
@@ -51,6 +53,7 @@ public:
     std::span<const float> forward(const Batch& batch) override {
         if (first < 0) first = allocations;
         latest = allocations;
+        std::this_thread::sleep_for(delay);
         return std::span(logits_).first(batch.logit_rows.size() * kVocab);
     }
     bool samples() const override { return on_device_; }
@@ -65,6 +68,7 @@ public:
 
     int64_t first = -1;
     int64_t latest = -1;
+    std::chrono::microseconds delay{0};  // of each step
 
 private:
     std::vector<float> logits_;
@@ -75,13 +79,15 @@ private:
 };
 
 // Serves a mixed load and returns what the engine thread allocated between its first step and its last.
-int64_t allocated_while_serving(bool on_device) {
+int64_t allocated_while_serving(bool on_device, std::unique_ptr<Drafter> drafter = nullptr) {
     const Limits limits{6, 32, 12, 200};
     auto owned = std::make_unique<CountingDevice>(limits.max_logit_rows, on_device);
     CountingDevice& device = *owned;
     EngineOptions options;
     options.kv_cache_blocks = 20;
-    Engine engine(std::move(owned), limits, kVocab, options);
+    const bool drafts = drafter != nullptr;
+    if (drafts) device.delay = std::chrono::microseconds(50);  // so that a row more costs little
+    Engine engine(std::move(owned), limits, kVocab, options, std::move(drafter));
     size_t sent = 0;
     size_t ended = 0;
     for (int i = 0; i < 300; ++i) {
@@ -109,6 +115,7 @@ int64_t allocated_while_serving(bool on_device) {
     CHECK(allocations > 300);  // this thread's: the counter works
     CHECK(device.first >= 0);
     CHECK((engine.stats(0).device_sampled_steps > 0) == on_device);
+    CHECK((engine.stats(0).draft_tokens > 100) == drafts);
     return device.latest - device.first;
 }
 
@@ -117,4 +124,8 @@ int64_t allocated_while_serving(bool on_device) {
 TEST_CASE("the engine thread allocates nothing while it serves") {
     CHECK(allocated_while_serving(false) == 0);
     CHECK(allocated_while_serving(true) == 0);
+    for (const bool on_device : {false, true}) {
+        CHECK(allocated_while_serving(on_device, std::make_unique<LookupDrafter>(LookupMethod::kSuffix, 5)) ==
+              0);
+    }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/engine_support.h"
+#include "tests/oracle_drafter.h"
 
 using namespace castiron;
 using namespace castiron::testing;
@@ -36,6 +37,7 @@ void check_logprobs(const TokenLogprobs& entry, std::span<const int32_t> history
 
 TEST_CASE("random schedules: every request ends, and says what it says alone, whoever chooses the tokens") {
     int64_t device_sampled_steps = 0;
+    int64_t accepted = 0;
     for (uint32_t seed = 0; seed < 120; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
@@ -50,7 +52,9 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
         if (random() % 2 == 0) options.scheduling = SchedulingPolicy::kPriority;
         const std::vector<int32_t> family = random_prompt(random, limits.max_seq_len);
         const bool on_device = seed % 2 == 1;
-        Bench bench(limits, options, on_device);
+        std::unique_ptr<Drafter> drafter;
+        if (seed % 3 > 0) drafter = std::make_unique<testing::OracleDrafter>(pick(1, 6), kVocab, 6, seed);
+        Bench bench(limits, options, on_device, std::move(drafter));
         struct Sent {
             std::vector<int32_t> prompt;
             SamplingParams params;
@@ -147,7 +151,10 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
         CHECK(stats.device_failures == 0);
         CHECK(stats.device_sampled_steps <= (on_device ? stats.steps : 0));
         device_sampled_steps += stats.device_sampled_steps;
+        accepted += stats.accepted_tokens;
+        CHECK(stats.accepted_tokens <= stats.draft_tokens);
     }
+    CHECK(accepted > 1000);
     CHECK(device_sampled_steps > 1000);
 }
 

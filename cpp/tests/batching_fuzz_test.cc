@@ -27,6 +27,9 @@ TEST_CASE(
     CHECK(totals.preemptions > 100);
     CHECK(totals.recomputed_tokens > 100);
     CHECK(totals.evictions > 100);
+    CHECK(totals.drafted > 10000);
+    CHECK(totals.accepted > 5000);
+    CHECK(totals.drafted - totals.accepted > 1000);
     CHECK(totals.cancelled > 10);
     CHECK(totals.failures > 10);
     CHECK(totals.poisoned > 5);

@@ -74,10 +74,11 @@ inline Alone alone(const std::vector<int32_t>& prompt, const SamplingParams& par
 }
 
 struct Bench {
-    explicit Bench(const Limits& limits, EngineOptions options = {}, bool on_device = false) {
+    explicit Bench(const Limits& limits, EngineOptions options = {}, bool on_device = false,
+                   std::unique_ptr<Drafter> drafter = nullptr) {
         auto owned = std::make_unique<FakeDevice>(limits, kVocab, on_device);
         device = owned.get();
-        engine = std::make_unique<Engine>(std::move(owned), limits, kVocab, options);
+        engine = std::make_unique<Engine>(std::move(owned), limits, kVocab, options, std::move(drafter));
     }
     FakeDevice* device;
     std::unique_ptr<Engine> engine;

@@ -16,8 +16,10 @@
 
 #include "batching/scheduler.h"
 #include "batching/step_runner.h"
+#include "speculation/lookup_drafter.h"
 #include "tests/alone.h"
 #include "tests/fake_device.h"
+#include "tests/oracle_drafter.h"
 
 namespace castiron::testing {
 
@@ -30,6 +32,8 @@ struct FuzzTotals {
     int64_t preemptions = 0;
     int64_t recomputed_tokens = 0;
     int64_t evictions = 0;
+    int64_t drafted = 0;
+    int64_t accepted = 0;
     int64_t cancelled = 0;
     int64_t failures = 0;
     int64_t poisoned = 0;
@@ -53,6 +57,7 @@ public:
         device_->reserve_kv(pool_->total());
         scheduler_ = std::make_unique<Scheduler>(limits_, *pool_, policy_);
         runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab);
+        draw_drafter();
         for (int i = pick(1, 4); i > 0; --i) families_.push_back(random_tokens(limits_.max_seq_len));
     }
 
@@ -98,6 +103,27 @@ private:
         return tokens;
     }
 
+    // Nobody guesses, or one who is right at most times, or the text's own past.
+    void draw_drafter() {
+        const int most = pick(1, 9);
+        switch (pick(0, 5)) {
+            case 0:
+            case 1:
+                drafter_ = std::make_unique<OracleDrafter>(most, kVocab, pick(1, 8), random_());
+                break;
+            case 2:
+                drafter_ = std::make_unique<LookupDrafter>(LookupMethod::kNgram, most);
+                break;
+            case 3:
+                drafter_ = std::make_unique<LookupDrafter>(LookupMethod::kSuffix, most);
+                break;
+            default:
+                break;
+        }
+        if (chance(2)) return;
+        for (const int rows : {1, 40}) step_cost_.observe(rows, 1.0);  // a row costs nothing: guess at will
+    }
+
     static void require(bool holds, const std::string& what) {
         if (!holds) throw std::runtime_error(what);
     }
@@ -132,6 +158,8 @@ private:
         if (chance(3)) params.min_tokens = pick(0, params.max_tokens);
         if (chance(4)) params.logprobs = pick(0, 3);
         params.context_logits = chance(10);
+        if (chance(6)) params.rules.bad_words = {{pick(0, kVocab - 1), pick(0, kVocab - 1)}};
+        if (chance(6)) params.num_speculative_tokens = pick(0, 3);
         return params;
     }
 
@@ -147,6 +175,7 @@ private:
         life.request = std::make_unique<Request>(static_cast<RequestId>(lives_.size()) + 1, prompt, params,
                                                  random_(), new_tokens, kVocab, use);
         scheduler_->check_can_ever_run(life.request->prompt_tokens, new_tokens);
+        if (drafter_ != nullptr && !chance(8)) life.request->draft_state = drafter_->begin(*life.request);
         for (const Life& other : lives_) {
             const Request& theirs = *other.request;
             if (!use.enabled || !theirs.block_table.cache_use().enabled || params.context_logits ||
@@ -208,6 +237,7 @@ private:
                 waiting_priorities.insert(life.request->priority());
         }
         const StepPlan& plan = scheduler_->schedule();
+        if (drafter_ != nullptr) scheduler_->add_drafts(*drafter_, step_cost_);
         check_plan(plan, before);
         check_preemptions(before, were, waiting_priorities);
         totals_.copies += static_cast<int64_t>(plan.copies.size());
@@ -230,7 +260,7 @@ private:
             const Request& victim = *plan.chunks[0].request;
             device_->poisoned_history.assign(
                 victim.tokens.begin(),
-                victim.tokens.begin() + victim.num_computed + plan.chunks[0].num_tokens);
+                victim.tokens.begin() + victim.num_computed + plan.chunks[0].num_pending());
         }
         try {
             runner_->forward(plan);
@@ -244,7 +274,8 @@ private:
             return;
         }
         device_->poisoned_history.clear();
-        runner_->sample(plan);
+        totals_.drafted += plan.num_drafts;
+        totals_.accepted += runner_->sample(plan);
         for (const ScheduledChunk& chunk : plan.chunks) {
             if (chunk.request->finish_reason != FinishReason::kError) continue;
             require(poison, "logits were not finite: " + chunk.request->error);
@@ -318,14 +349,26 @@ private:
     void check_plan(const StepPlan& plan, const std::vector<Request*>& before) {
         int tokens = 0;
         int rows = 0;
+        int drafts = 0;
         std::set<const Request*> moving;
         for (const ScheduledChunk& chunk : plan.chunks) {
             const Request& request = *chunk.request;
             moving.insert(&request);
             tokens += chunk.num_tokens;
             rows += chunk.num_logits;
-            require(chunk.num_tokens > 0 && chunk.num_tokens <= request.num_pending(),
+            require(chunk.num_pending() > 0 && chunk.num_pending() <= request.num_pending(),
                     "a chunk of a wrong size");
+            require(static_cast<size_t>(chunk.num_drafts) == request.drafts.size(), "drafts of a chunk");
+            drafts += chunk.num_drafts;
+            if (chunk.num_drafts > 0) {
+                const int most = request.params.num_speculative_tokens;
+                require(request.state == RequestState::kDecoding && chunk.num_logits == chunk.num_tokens,
+                        "drafts that nobody can check");
+                require(chunk.num_drafts < request.max_new_tokens - request.num_output(),
+                        "drafts behind the last token");
+                require(request.draft_state != nullptr && (most < 0 || chunk.num_drafts <= most),
+                        "drafts that nobody wanted");
+            }
             require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
             const int last = request.num_computed + chunk.num_tokens - 1;
             for (int p = request.num_computed / kBlockTokens; p <= last / kBlockTokens; ++p) {
@@ -334,6 +377,7 @@ private:
                         "a step writes to a block that is not the request's alone");
             }
         }
+        require(drafts == plan.num_drafts, "drafts of the step");
         require(tokens == plan.num_tokens && tokens <= limits_.max_num_tokens, "tokens of the step");
         require(rows == plan.num_logit_rows && rows <= limits_.max_logit_rows, "rows of the step");
         require(moving.size() == plan.chunks.size(), "a request is in the step twice");
@@ -412,6 +456,8 @@ private:
     std::unique_ptr<BlockPool> pool_;
     std::unique_ptr<Scheduler> scheduler_;
     std::unique_ptr<StepRunner> runner_;
+    std::unique_ptr<Drafter> drafter_;  // none: no speculation in this life
+    StepCost step_cost_;
     std::vector<std::vector<int32_t>> families_;
     std::vector<Life> lives_;                 // request ids are 1 and up
     std::map<const Request*, int> computed_;  // at the last look

@@ -45,6 +45,8 @@ _ENGINE_COUNTERS = (
     ("recomputed_tokens", "Tokens computed again after that.", "recomputed_tokens"),
     ("prefix_cache_queries", "Prompt tokens looked for in the KV cache.", "prefix_query_tokens"),
     ("prefix_cache_hits", "Prompt tokens found there.", "prefix_cached_tokens"),
+    ("spec_decode_num_draft_tokens", "Guessed tokens that were checked.", "draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", "accepted_tokens"),
     ("kv_blocks_evicted", "Cached blocks given up for others.", "kv_blocks_evicted"),
 )
 

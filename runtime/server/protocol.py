@@ -76,6 +76,7 @@ class _Generation(_Body):
     skip_special_tokens: StrictBool | None = None
     priority: StrictInt | None = None
     cache_salt: StrictStr | None = None
+    num_speculative_tokens: StrictInt | None = None
     max_tokens: StrictInt | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None

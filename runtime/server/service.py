@@ -51,6 +51,7 @@ _PASSED_ON = (
     "skip_special_tokens",
     "priority",
     "cache_salt",
+    "num_speculative_tokens",
 )
 
 

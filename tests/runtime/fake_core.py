@@ -37,6 +37,7 @@ class FakeParams:
     process_logits: bool = False
     context_logits: bool = False
     generation_logits: bool = False
+    num_speculative_tokens: int = -1
 
 
 @dataclass

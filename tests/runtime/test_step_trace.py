@@ -29,7 +29,7 @@ def test_steps_follow_each_other_in_the_trace(tmp_path: Path) -> None:
         # Microseconds as doubles of seconds: exact to far less than a nanosecond.
         assert earlier["ts"] + earlier["dur"] <= later["ts"] + 1e-3
     phases = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 2]
-    assert [e["name"] for e in phases[:4]] == ["take in", "schedule", "device", "sample"]
+    assert [e["name"] for e in phases[:4]] == ["take in", "schedule", "draft", "device"]
 
 
 def test_a_session_whose_core_died_says_so() -> None:
