@@ -7,72 +7,96 @@ CASTIRON_INLINE int64_t tile_depth(const Rounding& r) {
     return r.step < r.k && r.step < kCodeDepth ? r.step : kCodeDepth;
 }
 
-// V panels for two tiles of rows, or for one. rows: of both.
+// Integer sums of one step: two tiles of rows, or one, by V panels. inputs: of the step.
 template <int kHigh, int V, bool kSigned>
-CASTIRON_KERNEL void integer_tiles(const IntegerTile& t, int64_t rows) {
-    const Rounding& rounding = *t.rounding;
-    const int64_t depth = tile_depth(rounding);
-    const int64_t scale_bytes = t.half_scales ? 32 : 64;
+CASTIRON_INLINE void multiply_step(const IntegerTile& t, const std::byte* x, const std::byte* codes,
+                                   int64_t inputs, int64_t depth) {
     const auto stride = static_cast<long>(t.x_stride);
-    const std::byte *x = t.x, *codes = t.codes, *scales = t.scales, *offsets = t.offsets;
-    int64_t until_next_scale = t.steps_per_scale;
-    alignas(64) int32_t sums[V][kHigh * kTileHeight][16];
-    int64_t step = 0;
-    for (int64_t left = rounding.k; left > 0; left -= rounding.step, ++step) {
-        clear_sums();
-        // The rows end in zeros: what a tile takes behind the last input adds nothing.
-        for (int64_t in_step = left < rounding.step ? left : rounding.step; in_step > 0; in_step -= depth) {
-            _tile_loadd(4, x, stride);
-            _tile_loadd(6, codes, 64);
-            if constexpr (V > 1) _tile_loadd(7, codes + t.panel_bytes, 64);
-            if constexpr (kHigh > 1) _tile_loadd(5, x + kTileHeight * t.x_stride, stride);
-            if constexpr (kSigned) {
-                _tile_dpbssd(0, 4, 6);
-                if constexpr (V > 1) _tile_dpbssd(1, 4, 7);
-                if constexpr (kHigh > 1) _tile_dpbssd(2, 5, 6);
-                if constexpr (kHigh > 1 && V > 1) _tile_dpbssd(3, 5, 7);
-            } else {
-                _tile_dpbsud(0, 4, 6);
-                if constexpr (V > 1) _tile_dpbsud(1, 4, 7);
-                if constexpr (kHigh > 1) _tile_dpbsud(2, 5, 6);
-                if constexpr (kHigh > 1 && V > 1) _tile_dpbsud(3, 5, 7);
-            }
-            x += depth;
-            codes += depth * 16;
+    clear_sums();
+    // The rows end in zeros: what a tile takes behind the last input adds nothing.
+    for (; inputs > 0; inputs -= depth) {
+        _tile_loadd(4, x, stride);
+        _tile_loadd(6, codes, 64);
+        if constexpr (V > 1) _tile_loadd(7, codes + t.panel_bytes, 64);
+        if constexpr (kHigh > 1) _tile_loadd(5, x + kTileHeight * t.x_stride, stride);
+        if constexpr (kSigned) {
+            _tile_dpbssd(0, 4, 6);
+            if constexpr (V > 1) _tile_dpbssd(1, 4, 7);
+            if constexpr (kHigh > 1) _tile_dpbssd(2, 5, 6);
+            if constexpr (kHigh > 1 && V > 1) _tile_dpbssd(3, 5, 7);
+        } else {
+            _tile_dpbsud(0, 4, 6);
+            if constexpr (V > 1) _tile_dpbsud(1, 4, 7);
+            if constexpr (kHigh > 1) _tile_dpbsud(2, 5, 6);
+            if constexpr (kHigh > 1 && V > 1) _tile_dpbsud(3, 5, 7);
         }
-        _tile_stored(0, sums[0], 64);
-        if constexpr (V > 1) _tile_stored(1, sums[1], 64);
-        if constexpr (kHigh > 1) _tile_stored(2, sums[0][kTileHeight], 64);
-        if constexpr (kHigh > 1 && V > 1) _tile_stored(3, sums[1][kTileHeight], 64);
-        Vec scale[V], offset[V];
-        unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-            scale[v.value] = load_scale(scales + v.value * t.scale_panel_bytes, t.half_scales);
-            if (offsets != nullptr)
-                offset[v.value] = load_scale(offsets + v.value * t.scale_panel_bytes, t.half_scales);
-        });
-        for (int64_t r = 0; r < rows; ++r) {
-            const std::byte* row = t.x + r * t.x_stride;
-            const Vec x_scale = set1(reinterpret_cast<const float*>(row + rounding.scales_at())[step]);
-            const Ints start = kSigned ? zero_ints() : load_start(row + rounding.starts_at() + step * 4);
-            unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-                float* to = t.acc + v.value * t.acc_stride + r * 16;
-                Ints sum = load_ints(sums[v.value][r]);
-                if constexpr (!kSigned) sum = add(sum, start);
-                const Vec so_far = step == 0 ? zero() : load(to);
-                Vec y = fma(to_float(sum), mul(x_scale, scale[v.value]), so_far);
-                if (offsets != nullptr) {
-                    const Vec x_sum = set1(reinterpret_cast<const float*>(row + rounding.sums_at())[step]);
-                    y = fma(offset[v.value], x_sum, y);
-                }
-                store(to, y);
-            });
-        }
-        if (--until_next_scale == 0) {
-            until_next_scale = t.steps_per_scale;
-            scales += scale_bytes;
-            if (offsets != nullptr) offsets += scale_bytes;
-        }
+        x += depth;
+        codes += depth * 16;
     }
+}
+
+// The sums of one step join those of the steps before. scales, offsets: of the step.
+template <int V, bool kSigned, bool kOffsets>
+CASTIRON_INLINE void add_step(const IntegerTile& t, int64_t rows, int64_t step, const std::byte* scales,
+                              const std::byte* offsets, const int32_t* sums, int64_t sums_stride) {
+    Vec scale[V], offset[V];
+    unrolled<V>([&](auto v) CASTIRON_UNROLLED {
+        scale[v.value] = load_scale(scales + v.value * t.scale_panel_bytes, t.half_scales);
+        if constexpr (kOffsets)
+            offset[v.value] = load_scale(offsets + v.value * t.scale_panel_bytes, t.half_scales);
+    });
+    const Rounding& rounding = *t.rounding;
+    const std::byte* x_scale = t.x + rounding.scales_at() + step * 4;
+    const int64_t starts = rounding.starts_at() - rounding.scales_at();
+    const int64_t x_sums = rounding.sums_at() - rounding.scales_at();
+    float* to = t.acc;
+    for (int64_t r = 0; r < rows; ++r) {
+        const Vec one = set1(*reinterpret_cast<const float*>(x_scale));
+        const Ints start = kSigned ? zero_ints() : load_start(x_scale + starts);
+        unrolled<V>([&](auto v) CASTIRON_UNROLLED {
+            Ints sum = load_ints(sums + v.value * sums_stride);
+            if constexpr (!kSigned) sum = add(sum, start);
+            float* at = to + v.value * t.acc_stride;
+            const Vec so_far = step == 0 ? zero() : load(at);
+            Vec y = fma(to_float(sum), mul(one, scale[v.value]), so_far);
+            if constexpr (kOffsets)
+                y = fma(offset[v.value], set1(*reinterpret_cast<const float*>(x_scale + x_sums)), y);
+            store(at, y);
+        });
+        x_scale += t.x_stride;
+        sums += 16;
+        to += 16;
+    }
+}
+
+// V panels for two tiles of rows, or for one; rows: of both. While the tiles multiply a step, the sums of the
+// one before are added: a vector load right behind the store of a tile would wait for it.
+template <int kHigh, int V, bool kSigned, bool kOffsets>
+CASTIRON_KERNEL void integer_tiles(const IntegerTile& t, int64_t rows) {
+    constexpr int64_t kPanelSums = kHigh * kTileHeight * 16;
+    const Rounding& rounding = *t.rounding;
+    const int64_t depth = tile_depth(rounding), scale_bytes = t.half_scales ? 32 : 64;
+    const std::byte *x = t.x, *codes = t.codes;
+    alignas(64) int32_t sums[2][V * kPanelSums];
+    const auto add = [&](int64_t step) CASTIRON_UNROLLED {
+        const int64_t group = step / t.steps_per_scale * scale_bytes;
+        add_step<V, kSigned, kOffsets>(t, rows, step, t.scales + group,
+                                       kOffsets ? t.offsets + group : nullptr, sums[step % 2], kPanelSums);
+    };
+    const int64_t steps = rounding.steps();
+    for (int64_t step = 0; step < steps; ++step) {
+        const int64_t left = rounding.k - step * rounding.step;
+        multiply_step<kHigh, V, kSigned>(t, x, codes, left < rounding.step ? left : rounding.step, depth);
+        x += rounding.step;
+        codes += rounding.step * 16;
+        if (step > 0) add(step - 1);
+        int32_t* to = sums[step % 2];
+        _tile_stored(0, to, 64);
+        if constexpr (V > 1) _tile_stored(1, to + kPanelSums, 64);
+        if constexpr (kHigh > 1) _tile_stored(2, to + kTileHeight * 16, 64);
+        if constexpr (kHigh > 1 && V > 1) _tile_stored(3, to + kPanelSums + kTileHeight * 16, 64);
+    }
+    add(steps - 1);
 }
 
 // All rows of V panels.
@@ -82,7 +106,14 @@ static void integer_tile_rows(IntegerTile t, int64_t rows, int64_t depth) {
     for_tile_pairs(rows, depth, [&](int64_t begin, int64_t here) {
         t.x = first.x + begin * t.x_stride;
         t.acc = first.acc + begin * 16;
-        here > kTileHeight ? integer_tiles<2, V, kSigned>(t, here) : integer_tiles<1, V, kSigned>(t, here);
+        const auto run = [&](auto high, auto has_offsets) {
+            integer_tiles<high.value, V, kSigned, has_offsets.value != 0>(t, here);
+        };
+        if (t.offsets == nullptr) {
+            here > kTileHeight ? run(Int<2>{}, Int<0>{}) : run(Int<1>{}, Int<0>{});
+        } else {
+            here > kTileHeight ? run(Int<2>{}, Int<1>{}) : run(Int<1>{}, Int<1>{});
+        }
     });
 }
 
