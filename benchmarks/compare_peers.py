@@ -28,8 +28,8 @@ HERE = Path(__file__).resolve().parent
 PRECISIONS = {
     "bfloat16": r"^(llama\.cpp BF16|openvino bf16|hf-torch bf16|vllm-cpu bf16)$",
     "float32": r"^(llama\.cpp F32|openvino f32|ort-genai fp32|ctranslate2 float32|(hf-torch|vllm-cpu) fp32)$",
-    "int8": r"^(llama\.cpp Q8_0|openvino int8/f32|ort-genai int8|ctranslate2 int8|vllm-cpu w8a8)$",
-    "int4": r"^(llama\.cpp Q4_0|openvino int4/f32|ort-genai int4|vllm-cpu w4a16)$",
+    "int8": r"^(llama\.cpp Q8_0|openvino int8/(f32|bf16)|ort-genai int8|ctranslate2 int8|vllm-cpu w8a8)$",
+    "int4": r"^(llama\.cpp Q4_0|openvino int4/(f32|bf16)|ort-genai int4|vllm-cpu w4a16)$",
 }
 Row = dict[str, Any]
 
