@@ -114,7 +114,7 @@ def round_weight(weight: Tensor, inputs: Tensor, scheme: Scheme) -> Rounded:
     """The codes and scales of a weight [N, K] for inputs [T, K] as the product will see them."""
     scales = weight_scales(weight, GRIDS[scheme.weight], scheme.group, scheme.scales)
     if scheme.rounding == "nearest":
-        return nearest(weight, scales.search(weight, None), scales)
+        return nearest(weight, scales.start(weight), scales)
     moments = second_moments(inputs)
     upper, order = inverse_factor(moments)
     rounded = compensate(weight, upper, order, scales.search(weight, moments.diagonal()), scales)
@@ -127,7 +127,7 @@ def quantize_plainly(site: Site, scheme: Scheme) -> Arrays:
     """Scales of a weight by its own numbers, for codes that packing makes."""
     weight = site.weight()
     scales = weight_scales(weight, GRIDS[scheme.weight], scheme.group, scheme.scales)
-    rounded = nearest(weight, scales.search(weight, None), scales)
+    rounded = nearest(weight, scales.start(weight), scales)
     return _weight_arrays((site,), rounded, scheme, codes=False)
 
 

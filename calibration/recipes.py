@@ -13,8 +13,9 @@ from ..graph.quant_plan import CODE_BITS, ActivationFormat, WeightFormat
 #: What a scale is stored as: float32, float16, a float8 under one float32 for the tensor (NVFP4), a power of
 #: two (OCP MX), or a float32 for each block of 128 x 128.
 ScaleKind: TypeAlias = Literal["float32", "float16", "nvfp4", "e8m0", "block128"]
-#: How codes are chosen. "nearest": rounding under searched scales, which needs no text; "compensated": the
-#: rounding error of each column is made up for by the others, on calibration activations.
+#: How codes are chosen. "nearest": rounding under the scales of the format's plain definition, which needs no
+#: text; "compensated": scales are searched, and the rounding error of each column is made up for by the
+#: others, on calibration activations.
 Rounding: TypeAlias = Literal["nearest", "compensated"]
 
 _SCALE_BITS: Final = {"float32": 32, "float16": 16, "nvfp4": 8, "e8m0": 8, "block128": 32}
@@ -95,8 +96,8 @@ RECIPES: Final = {
         ),
         Recipe(
             "int8-sq",
-            "int8 weights with a scale a row, int8 activations in groups of 64, SmoothQuant",
-            Scheme("int8", 0, "float32", "nearest", "int8", 64, prescale="smoothquant"),
+            "int8 weights with a scale a row, int8 activations in groups of 32, SmoothQuant",
+            Scheme("int8", 0, "float32", "compensated", "int8", 32, prescale="smoothquant"),
         ),
         Recipe("int8-wo", "int8 weights with a scale a row", Scheme("int8", 0, "float32", "nearest")),
         Recipe("int4-awq", "int4 weights in groups of 32, calibrated", _INT4, _INT8),

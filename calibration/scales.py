@@ -70,16 +70,20 @@ class Scales:
         """Whether a scale may take nearly any value, so that it can be fitted."""
         return self.kind in ("float32", "float16", "nvfp4")
 
-    def search(self, weight: Tensor, importance: Tensor | None) -> Tensor:
-        """The best candidate for each group by rounding error, weighted with ``importance`` [K] of inputs."""
+    def search(self, weight: Tensor, importance: Tensor) -> Tensor:
+        """The best candidate for each group by rounding error, weighted with ``importance`` [K] of inputs.
+
+        Not for rounding without a text: where all inputs count the same, clipping the largest weights lowers
+        the error and makes the model worse (docs/quantization.md).
+        """
         first = self.start(weight)
         blocks = grouped(weight, self.group)
-        cost = None if importance is None else grouped(importance[None], self.group)
+        cost = grouped(importance[None], self.group)
         best, least = first, torch.full_like(first, torch.inf)
         for factor in self.candidates():
             scale = self.storable(first * factor)
             error = self.grid.round(blocks / scale[..., None]).mul_(scale[..., None]).sub_(blocks).square_()
-            found = (error if cost is None else error.mul_(cost)).sum(-1)
+            found = error.mul_(cost).sum(-1)
             better = found < least
             best, least = torch.where(better, scale, best), torch.where(better, found, least)
         return best

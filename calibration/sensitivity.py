@@ -82,7 +82,7 @@ def sensitivities(
         y = functional.linear(x, weight, site.bias())
         with torch.no_grad():
             scales = weight_scales(weight, GRIDS[scheme.weight], scheme.group, scheme.scales)
-            changed = nearest(weight, scales.search(weight, None), scales).weight()
+            changed = nearest(weight, scales.start(weight), scales).weight()
             rounded = round_activations(x, scheme.x_format, scheme.x_group)
             change = functional.linear(rounded, changed, site.bias()) - y
 
