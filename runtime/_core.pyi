@@ -38,8 +38,16 @@ class SamplingParams:
     """0: off."""
     top_p: float
     """1: off."""
+    top_p_decay: float
+    """Each token makes top_p so many times what it was, but not less than top_p_min; 1: off."""
+    top_p_min: float
+    """1e-6."""
+    top_p_reset_ids: list[int]
+    """One of these makes top_p what it was in the beginning."""
     min_p: float
     """0: off."""
+    typical_p: float
+    """1: off."""
     repetition_penalty: float
     """Over prompt and output, as transformers has it; 1: off."""
     presence_penalty: float

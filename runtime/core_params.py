@@ -18,7 +18,10 @@ _SAME_NAME = (
     "temperature",
     "top_k",
     "top_p",
+    "top_p_decay",
+    "top_p_min",
     "min_p",
+    "typical_p",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
@@ -71,6 +74,8 @@ def core_params(
         core.early_stopping = _EARLY_STOPPING[params.early_stopping]
     if params.num_speculative_tokens is not None:
         core.num_speculative_tokens = params.num_speculative_tokens
+    if params.top_p_reset_ids:
+        core.top_p_reset_ids = list(params.top_p_reset_ids)
     if params.allowed_token_ids:
         core.allowed_token_ids = list(params.allowed_token_ids)
     if params.logit_bias:

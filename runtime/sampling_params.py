@@ -47,7 +47,12 @@ class SamplingParams:
         temperature: divides the logits; 0 = greedy (the most likely token, no randomness).
         top_k: keep the k most likely tokens (0 or -1 = off).
         top_p: keep the smallest set of tokens whose probabilities reach top_p (1 = off).
+        top_p_decay: each token makes top_p so many times what it was (1 = off), as in TensorRT-LLM.
+        top_p_min: what it does not get below.
+        top_p_reset_ids: tokens that make it what it was in the beginning.
         min_p: drop tokens less likely than min_p times the most likely one (0 = off).
+        typical_p: keep the smallest set of tokens whose probabilities reach typical_p, nearest to the
+            expected surprise first (Meister et al., 2022; 1 = off).
         seed: 64-bit seed of this request's random numbers; None draws one.
         repetition_penalty: > 1 makes tokens of prompt and output less likely (Keskar et al., 2019; 1 = off).
         presence_penalty: subtracted from the logit of every token already generated (0 = off).
@@ -74,6 +79,8 @@ class SamplingParams:
         return_context_logits: the raw logits of every prompt position; float32 rows of the whole vocabulary,
             so for short prompts.
         return_generation_logits: the raw logits that each new token was chosen from.
+        truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 = as many as fit into the
+            engine's context beside ``max_tokens`` (None = all).
         n: outputs for each prompt; output k uses ``seed + k``. What is wanted of the prompt comes once.
         best_of: make so many outputs and return the ``n`` whose tokens' log-probabilities have the largest
             sum, best first; with ``use_beam_search`` the number of beams (None = ``n``).
@@ -104,7 +111,11 @@ class SamplingParams:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    top_p_decay: float = 1.0
+    top_p_min: float = 1e-6
+    top_p_reset_ids: tuple[int, ...] = ()
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -122,6 +133,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
+    truncate_prompt_tokens: int | None = None
     n: int = 1
     best_of: int | None = None
     use_beam_search: bool = False
@@ -149,6 +161,13 @@ class SamplingParams:
         if self.top_p == 0.0:
             _refuse("top_p", 0, "a number in (0, 1]; use temperature=0 for greedy decoding")
         put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        for name in ("top_p_decay", "top_p_min", "typical_p"):
+            put(name, _number(name, getattr(self, name), 0.0, 1.0))
+            if getattr(self, name) == 0.0:
+                _refuse(name, 0, "a number in (0, 1]")
+        resets = self.top_p_reset_ids
+        resets = (resets,) if isinstance(resets, int) and not isinstance(resets, bool) else resets
+        put("top_p_reset_ids", _token_ids("top_p_reset_ids", resets, MAX_STOP_TOKENS))
         if self.seed is not None:
             # Clients send signed 64-bit seeds; both halves of the range name a distinct stream.
             put("seed", _integer("seed", self.seed, -(2**63), MAX_SEED) & MAX_SEED)
@@ -177,6 +196,11 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 put(name, _integer(name, count, 0, MAX_LOGPROBS))
+        if self.truncate_prompt_tokens is not None:
+            kept = _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
+            if kept == 0:
+                _refuse("truncate_prompt_tokens", 0, "1 or more, or -1 for as many as fit")
+            put("truncate_prompt_tokens", kept)
         put("n", _integer("n", self.n, 1, MAX_N))
         if self.best_of is not None:
             put("best_of", _integer("best_of", self.best_of, 1, MAX_N))
@@ -209,7 +233,7 @@ class SamplingParams:
             _refuse("best_of", self.best_of, f"n ({self.n}) at temperature 0, which makes equal outputs")
 
     def _check_beams(self) -> None:
-        plain = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        plain = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
         for name, off in plain.items():
             if getattr(self, name) != off:
                 _refuse(name, getattr(self, name), f"{off:g} with use_beam_search, which draws nothing")

@@ -147,6 +147,9 @@ class Session:
         """
         ids = self.token_ids(prompt_ids)
         limit, asked = self.info.max_seq_len, params.max_tokens
+        if params.truncate_prompt_tokens is not None:
+            room = max(1, limit - (1 if asked is None else asked))
+            ids = ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
         least = len(ids) + (1 if asked is None else asked)
         if least > limit:
             wanted = f"{asked} new tokens" if asked is not None else "at least one new token"

@@ -37,7 +37,8 @@ bool SamplingPlan::add(const ScheduledChunk& chunk) {
     const bool special = request.wants_context_logits() || request.params.generation_logits ||
                          request.params.process_logits || request.constrained() ||
                          !request.params.rules.empty();
-    if (special || num_logprobs(request) > kMaxDeviceLogprobs) return false;
+    if (special || request.params.typical_p < 1.0F || num_logprobs(request) > kMaxDeviceLogprobs)
+        return false;
     // The continuations of a beam are raw log-probabilities there.
     if (request.beams != nullptr && (request.params.has_penalties() || request.params.min_tokens > 0)) {
         return false;
@@ -55,7 +56,7 @@ void SamplingPlan::add_row(const Request& request, size_t drafts) {
     if (!params.greedy() && request.beams == nullptr) {
         row.temperature = params.temperature;
         row.top_k = params.top_k;
-        row.top_p = params.top_p;
+        row.top_p = params.top_p_after(request.output(), std::span(request.drafts).first(drafts));
         row.min_p = params.min_p;
         row.uniform = uniform_of(request, request.tokens.size() + drafts);
     }

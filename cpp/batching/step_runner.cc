@@ -15,6 +15,13 @@ void end_not_finite(Request& request, int position) {
                                              "; the weights or the input are out of range");
 }
 
+// A request may have ended already, for want of a mask.
+bool wants_processing(const ScheduledChunk& chunk) {
+    const Request& request = *chunk.request;
+    return request.params.process_logits && request.state != RequestState::kFinished && chunk.completes() &&
+           request.max_new_tokens > 0;
+}
+
 }  // namespace
 
 StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit)
@@ -74,7 +81,7 @@ void StepRunner::process_logits(const StepPlan& plan, LogitsExchange& exchange,
     for (const ScheduledChunk& chunk : plan.chunks) {
         row += static_cast<size_t>(chunk.num_logits);
         const Request& request = *chunk.request;
-        if (!request.params.process_logits || !chunk.completes() || request.max_new_tokens == 0) continue;
+        if (!wants_processing(chunk)) continue;
         exchange.show(request.id, request.output(), logits_.subspan((row - 1) * vocab_size_, vocab_size_));
         any = true;
     }
@@ -82,7 +89,7 @@ void StepRunner::process_logits(const StepPlan& plan, LogitsExchange& exchange,
     const auto deadline = std::chrono::steady_clock::now() + patience;
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
-        if (!request.params.process_logits || !chunk.completes() || request.max_new_tokens == 0) continue;
+        if (!wants_processing(chunk)) continue;
         try {
             request.changed_logits = exchange.wait(request.id, deadline);
         } catch (const std::exception& error) {

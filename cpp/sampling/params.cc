@@ -1,5 +1,6 @@
 #include "sampling/params.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
@@ -18,6 +19,19 @@ void require(bool holds, std::string_view field, T found, std::string_view expec
 
 }  // namespace
 
+float SamplingParams::top_p_after(std::span<const int32_t> output, std::span<const int32_t> drafts) const {
+    if (top_p_decay == 1.0F) return top_p;
+    const size_t count = output.size() + drafts.size();
+    size_t since = 0;  // tokens behind the last one of top_p_reset_ids
+    for (; since < count; ++since) {
+        const size_t at = count - 1 - since;
+        const int32_t token = at < output.size() ? output[at] : drafts[at - output.size()];
+        if (std::find(top_p_reset_ids.begin(), top_p_reset_ids.end(), token) != top_p_reset_ids.end()) break;
+    }
+    if (since == 0) return top_p;
+    return std::max(top_p_min, top_p * std::pow(top_p_decay, static_cast<float>(since)));
+}
+
 void SamplingParams::validate_beams(int vocab_size) const {
     require(beam_width > 0 && beam_width <= vocab_size, "beam_width", beam_width,
             "1 to the size of the vocabulary");
@@ -35,6 +49,9 @@ void SamplingParams::validate(int vocab_size) const {
     require(std::isfinite(temperature) && temperature >= 0, "temperature", temperature, "0 (greedy) or more");
     require(top_k >= 0, "top_k", top_k, "0 (off) or more");
     require(top_p > 0 && top_p <= 1, "top_p", top_p, "more than 0, at most 1 (off)");
+    require(top_p_decay > 0 && top_p_decay <= 1, "top_p_decay", top_p_decay, "more than 0, at most 1 (off)");
+    require(top_p_min > 0 && top_p_min <= 1, "top_p_min", top_p_min, "more than 0, at most 1");
+    require(typical_p > 0 && typical_p <= 1, "typical_p", typical_p, "more than 0, at most 1 (off)");
     require(min_p >= 0 && min_p <= 1, "min_p", min_p, "0 (off) to 1");
     require(std::isfinite(repetition_penalty) && repetition_penalty > 0, "repetition_penalty",
             repetition_penalty, "more than 0 (1: off)");

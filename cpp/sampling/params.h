@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "sampling/token_rules.h"
@@ -22,16 +23,20 @@ enum class EarlyStopping : uint8_t {
 };
 
 struct SamplingParams {
-    int max_tokens = 16;              // 0: prefill only
-    int min_tokens = 0;               // no stop token before so many
-    float temperature = 1.0F;         // 0: greedy
-    int top_k = 0;                    // 0: off
-    float top_p = 1.0F;               // 1: off
-    float min_p = 0.0F;               // 0: off
-    float repetition_penalty = 1.0F;  // 1: off; over prompt and output, as transformers has it
-    float presence_penalty = 0.0F;    // 0: off; over the output, as OpenAI has it
-    float frequency_penalty = 0.0F;   // 0: off; over the output, per occurrence
-    std::optional<uint64_t> seed;     // none: a random one
+    int max_tokens = 16;                   // 0: prefill only
+    int min_tokens = 0;                    // no stop token before so many
+    float temperature = 1.0F;              // 0: greedy
+    int top_k = 0;                         // 0: off
+    float top_p = 1.0F;                    // 1: off
+    float top_p_decay = 1.0F;              // 1: off; each token makes top_p so many times what it was,
+    float top_p_min = 1e-6F;               // but not less than this;
+    std::vector<int32_t> top_p_reset_ids;  // one of these makes it what it was in the beginning
+    float min_p = 0.0F;                    // 0: off
+    float typical_p = 1.0F;                // 1: off
+    float repetition_penalty = 1.0F;       // 1: off; over prompt and output, as transformers has it
+    float presence_penalty = 0.0F;         // 0: off; over the output, as OpenAI has it
+    float frequency_penalty = 0.0F;        // 0: off; over the output, per occurrence
+    std::optional<uint64_t> seed;          // none: a random one
     std::vector<int32_t> stop_token_ids;
     TokenRules rules;
     // Bits of the tokens that may come first; empty unless a grammar constrains the output (mask_exchange.h).
@@ -51,6 +56,9 @@ struct SamplingParams {
     [[nodiscard]] bool has_penalties() const {
         return repetition_penalty != 1.0F || presence_penalty != 0.0F || frequency_penalty != 0.0F;
     }
+    // top_p of the token after `output` and, if they are right, drafts behind it.
+    [[nodiscard]] float top_p_after(std::span<const int32_t> output,
+                                    std::span<const int32_t> drafts = {}) const;
     // Throws std::invalid_argument naming the field, what it is and what it may be.
     void validate(int vocab_size) const;
 

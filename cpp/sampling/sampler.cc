@@ -20,7 +20,9 @@ constexpr auto kLikelierFirst = [](const auto& a, const auto& b) {
 }  // namespace
 
 Sampler::Sampler(int vocab_size, int vocab_limit)
-    : vocab_size_(static_cast<size_t>(vocab_size)), vocab_limit_(static_cast<size_t>(vocab_limit)) {
+    : vocab_size_(static_cast<size_t>(vocab_size)),
+      vocab_limit_(static_cast<size_t>(vocab_limit)),
+      typical_(static_cast<size_t>(vocab_limit)) {
     row_.resize(vocab_limit_);
     block_max_.resize(row_math::num_blocks(vocab_limit_));
     block_mass_.resize(block_max_.size());
@@ -58,7 +60,8 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingContex
         const double uniform = uniform_at(context.seed, context.prompt.size() + context.output.size());
         const bool few = params.top_k > 0 && static_cast<size_t>(params.top_k) < vocab_limit_;
         result.token =
-            few ? draw_from_top_k(row, params, uniform) : draw_from_row(row, scan.max, params, uniform);
+            few ? draw_from_top_k(row, params, params.top_p_after(context.output), uniform)
+                : draw_from_row(row, scan.max, params, params.top_p_after(context.output), uniform);
     }
     if (params.logprobs >= 0) {
         const size_t wanted = std::min(top.size(), static_cast<size_t>(params.logprobs));
@@ -176,7 +179,8 @@ void Sampler::select_top(std::span<const float> row, size_t count) {
     std::sort(candidates_.begin(), candidates_.end(), kLikelierFirst);
 }
 
-int32_t Sampler::draw_from_top_k(std::span<const float> row, const SamplingParams& params, double uniform) {
+int32_t Sampler::draw_from_top_k(std::span<const float> row, const SamplingParams& params, float top_p,
+                                 double uniform) {
     select_top(row, static_cast<size_t>(params.top_k));
     const double max = static_cast<double>(candidates_.front().value);
     double mass = 0;
@@ -188,27 +192,48 @@ int32_t Sampler::draw_from_top_k(std::span<const float> row, const SamplingParam
     // The likeliest token has weight 1, so a weight is a ratio to it: what min-p compares.
     double kept = 0;
     size_t count = 0;
-    const double wanted = static_cast<double>(params.top_p) * mass;
-    while (count < candidates_.size() && (count == 0 || params.top_p >= 1.0F || kept < wanted) &&
+    const double wanted = static_cast<double>(top_p) * mass;
+    while (count < candidates_.size() && (count == 0 || top_p >= 1.0F || kept < wanted) &&
            candidates_[count].value >= params.min_p && candidates_[count].value > 0.0F) {
         kept += static_cast<double>(candidates_[count++].value);
     }
+    if (params.typical_p < 1.0F) kept = keep_typical(count, params.typical_p);
     const double target = uniform * kept;
     double passed = 0;
-    for (size_t i = 0; i < count; ++i) {
+    int32_t drawn = -1;
+    for (size_t i = 0; i < count && passed <= target; ++i) {
+        if (candidates_[i].value == 0.0F) continue;
+        drawn = candidates_[i].id;
         passed += static_cast<double>(candidates_[i].value);
-        if (passed > target) return candidates_[i].id;
     }
-    return candidates_[count - 1].id;
+    return drawn;
+}
+
+// Of the first `count` candidates, which hold weights; the others become 0. Returns the mass that is left.
+double Sampler::keep_typical(size_t count, float typical_p) {
+    const auto weights = std::span(weight_values_).first(count);
+    for (size_t i = 0; i < count; ++i) weights[i] = candidates_[i].value;
+    const double mass = typical_.keep(weights, typical_p);
+    for (size_t i = 0; i < count; ++i) candidates_[i].value = weights[i];
+    return mass;
 }
 
 int32_t Sampler::draw_from_row(std::span<const float> row, float max, const SamplingParams& params,
-                               double uniform) {
+                               float top_p, double uniform) {
     double mass = row_math::weigh(row, max, 1.0F / params.temperature, weights_);
     row_math::Cut cut{0.0F, -1};  // keeps every weight above 0
-    if (params.top_p < 1.0F) cut = top_p_cut(mass, params.top_p);
+    if (top_p < 1.0F) cut = top_p_cut(mass, top_p);
     if (params.min_p > cut.weight) cut = {params.min_p, std::numeric_limits<int32_t>::max()};
-    if (cut.weight > 0.0F) mass = row_math::kept_mass(weights_, cut);
+    if (params.typical_p < 1.0F) {
+        for (size_t i = 0; i < weight_values_.size(); ++i) {
+            if (!cut.keeps(weight_values_[i], static_cast<int32_t>(i))) weight_values_[i] = 0.0F;
+        }
+        static_cast<void>(typical_.keep(weight_values_, params.typical_p));
+        cut = {0.0F, -1};
+        mass = row_math::kept_mass(weights_, cut);
+    } else if (cut.weight > 0.0F) {
+        mass = row_math::kept_mass(weights_, cut);
+    }
 
     const double target = uniform * mass;
     double passed = 0;

@@ -7,6 +7,7 @@
 
 #include "sampling/params.h"
 #include "sampling/row_math.h"
+#include "sampling/typical.h"
 
 namespace castiron {
 
@@ -49,8 +50,9 @@ struct SamplingContext {
 //      the output (x - f * count - p)
 //   3. greedy: the largest; of equal ones that with the lowest id
 //   4. otherwise / temperature, top-k, top-p (the smallest set of mass >= top_p, at least one token), min-p
-//   (at least
-//      min_p times the largest), and one draw, by a number that depends on (seed, position) alone
+//   (at
+//      least min_p times the largest), typical_p (typical.h), and one draw, by a number that depends on
+//      (seed, position) alone
 //
 // Log-probabilities are of the raw logits, before any of this: log-softmax over the whole vocabulary. Tokens
 // from vocab_limit on (rows that pad the vocabulary) are neither drawn nor listed. Holds scratch space for
@@ -86,9 +88,10 @@ private:
     void mask_stop_tokens(const SamplingParams& params);
     void select_top(std::span<const float> row, size_t count);
     [[nodiscard]] int32_t draw_from_top_k(std::span<const float> row, const SamplingParams& params,
-                                          double uniform);
+                                          float top_p, double uniform);
     [[nodiscard]] int32_t draw_from_row(std::span<const float> row, float max, const SamplingParams& params,
-                                        double uniform);
+                                        float top_p, double uniform);
+    [[nodiscard]] double keep_typical(size_t count, float typical_p);
     [[nodiscard]] row_math::Cut top_p_cut(double mass, float top_p);
     int write_logprobs(std::span<const float> logits, int32_t token, float& logprob,
                        std::span<TokenLogprob> top);
@@ -104,6 +107,7 @@ private:
     row_math::Weights weights_;    // of the three above
     std::vector<int32_t> counts_;  // [vocab_limit], all zero between calls
     std::vector<Candidate> candidates_;
+    TypicalFilter typical_;
 };
 
 }  // namespace castiron

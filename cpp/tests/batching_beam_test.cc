@@ -2,23 +2,18 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
-#include "batching/engine.h"
-#include "tests/fake_device.h"
+#include "tests/engine_support.h"
 
 using namespace castiron;
-using namespace std::chrono_literals;
-using testing::FakeDevice;
+using namespace castiron::testing;
 
 namespace {
-
-constexpr int kVocab = 61;
 
 struct Text {
     std::vector<int32_t> tokens;  // a stop token among them
@@ -34,7 +29,7 @@ std::vector<double> log_softmax(const std::vector<int32_t>& prompt, const std::v
     std::vector<int32_t> history = prompt;
     history.insert(history.end(), output.begin(), output.end());
     std::vector<float> logits(kVocab);
-    testing::hashed_logits(history, logits);
+    hashed_logits(history, logits);
     double sum = 0;
     for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
     std::vector<double> result;
@@ -85,31 +80,12 @@ std::vector<Text> search(const std::vector<int32_t>& prompt, const SamplingParam
     return finished;
 }
 
-std::vector<int32_t> random_prompt(std::mt19937& random, int length) {
-    std::vector<int32_t> prompt(static_cast<size_t>(length));
-    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % kVocab);
-    return prompt;
-}
-
-// The last event of each of `count` requests.
-std::map<RequestId, Event> finish_all(Engine& engine, size_t count) {
-    std::map<RequestId, Event> ended;
-    const auto deadline = std::chrono::steady_clock::now() + 120s;
-    while (ended.size() < count) {
-        REQUIRE(std::chrono::steady_clock::now() < deadline);
-        for (Event& event : engine.poll(100ms)) {
-            if (event.finished) ended[event.request_id] = std::move(event);
-        }
-    }
-    return ended;
-}
-
-void check_found(const Event& event, const std::vector<Text>& expected) {
-    CHECK(event.error == "");
-    CHECK(event.token_ids.empty());
-    REQUIRE(event.beams.size() == expected.size());
+void check_found(const Outcome& outcome, const std::vector<Text>& expected) {
+    CHECK(outcome.error == "");
+    CHECK(outcome.tokens.empty());
+    REQUIRE(outcome.beams.size() == expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
-        const BeamOutput& found = event.beams[i];
+        const BeamOutput& found = outcome.beams[i];
         std::vector<int32_t> tokens = found.token_ids;
         if (found.stop_token_id >= 0) tokens.push_back(found.stop_token_id);
         CHECK(tokens == expected[i].tokens);
@@ -169,17 +145,18 @@ TEST_CASE("beam searches find what a search without batches and caches finds, be
             sent[id] = {prompt, params, random() % 8 == 0};
             if (sent[id].cancelled) engine.cancel(id);
         }
-        const auto ended = finish_all(engine, sent.size());
+        Outcomes outcomes;
+        finish_all(engine, outcomes, sent.size());
         for (const auto& [id, request] : sent) {
             CAPTURE(id);
-            const Event& event = ended.at(id);
+            const Outcome& outcome = outcomes.at(id);
             const int room = limits.max_seq_len - static_cast<int>(request.prompt.size());
-            if (request.cancelled && event.finish_reason == FinishReason::kCancelled) continue;
+            if (request.cancelled && outcome.reason == FinishReason::kCancelled) continue;
             if (request.params.beam_width == 0) {
-                CHECK(event.error == "");
+                CHECK(outcome.error == "");
                 continue;
             }
-            check_found(event,
+            check_found(outcome,
                         search(request.prompt, request.params, std::min(room, request.params.max_tokens)));
         }
         const EngineStats stats = engine.stats(1);
@@ -207,7 +184,9 @@ TEST_CASE("a beam search that is wider than the engine, or needs more blocks tha
     CHECK_THROWS_AS(engine.submit(std::vector<int32_t>(3, 1), params), std::invalid_argument);
     params.max_tokens = 29;
     const RequestId id = engine.submit(std::vector<int32_t>(3, 1), params);
-    CHECK(finish_all(engine, 1).at(id).beams.size() == 4);
+    Outcomes outcomes;
+    finish_all(engine, outcomes, 1);
+    CHECK(outcomes.at(id).beams.size() == 4);
     params.max_tokens = 0;
     CHECK_THROWS_AS(engine.submit(std::vector<int32_t>(3, 1), params), std::invalid_argument);
 }
@@ -221,9 +200,11 @@ TEST_CASE("rules that leave a beam search no token end it with an error") {
     params.stop_token_ids = {7};
     params.min_tokens = 2;
     const RequestId none = engine.submit(std::vector<int32_t>(3, 1), params);
-    CHECK(finish_all(engine, 1).at(none).error ==
-          "the beam search found no text: the request's rules leave no token");
+    Outcomes outcomes;
+    finish_all(engine, outcomes, 1);
+    CHECK(outcomes.at(none).error == "the beam search found no text: the request's rules leave no token");
     params.min_tokens = 0;
     const RequestId one = engine.submit(std::vector<int32_t>(3, 1), params);
-    CHECK(finish_all(engine, 1).at(one).beams.size() == 1);
+    finish_all(engine, outcomes, 2);
+    CHECK(outcomes.at(one).beams.size() == 1);
 }

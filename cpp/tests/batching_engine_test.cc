@@ -74,6 +74,8 @@ TEST_CASE("random schedules: every request ends, and says what it says alone, wh
                 if (random() % 3 == 0) params.frequency_penalty = 0.5F;
                 if (random() % 3 == 0) params.presence_penalty = -0.5F;
                 if (random() % 3 == 0) params.min_p = 0.05F;
+                if (random() % 3 == 0) params.top_p_decay = 0.7F;
+                if (!on_device && random() % 3 == 0) params.typical_p = 0.7F;
             }
             if (random() % 2 == 0) params.stop_token_ids = {pick(0, kVocab - 1), pick(0, kVocab - 1)};
             if (random() % 3 == 0) params.min_tokens = pick(0, params.max_tokens);

@@ -4,21 +4,18 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
 
-#include "batching/engine.h"
-#include "tests/fake_device.h"
+#include "tests/engine_support.h"
 
 using namespace castiron;
 using namespace std::chrono_literals;
-using testing::FakeDevice;
+using namespace castiron::testing;
 
 namespace {
 
-constexpr int kVocab = 61;
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
 std::chrono::steady_clock::time_point in(std::chrono::milliseconds time) {
@@ -33,24 +30,6 @@ void count_by_seven(LogitsExchange& exchange, RequestId id, std::vector<std::vec
         wish->logits[static_cast<size_t>(wish->num_output * 7 % kVocab)] = 0;
         exchange.give(id, wish->num_output, wish->logits);
     }
-}
-
-std::map<RequestId, Event> finish_all(Engine& engine, size_t count) {
-    std::map<RequestId, Event> events;
-    const auto deadline = std::chrono::steady_clock::now() + 60s;
-    size_t ended = 0;
-    while (ended < count) {
-        REQUIRE(std::chrono::steady_clock::now() < deadline);
-        for (Event& event : engine.poll(100ms)) {
-            Event& whole = events[event.request_id];
-            whole.token_ids.insert(whole.token_ids.end(), event.token_ids.begin(), event.token_ids.end());
-            whole.logprobs.insert(whole.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
-            whole.finish_reason = event.finish_reason;
-            whole.error = event.error;
-            ended += event.finished ? 1 : 0;
-        }
-    }
-    return events;
 }
 
 }  // namespace
@@ -69,25 +48,26 @@ TEST_CASE("tokens are chosen from what was made of the logits, and log-probabili
         const RequestId bound = engine.submit(prompt, params);
         std::vector<std::vector<float>> seen;
         std::thread other([&] { count_by_seven(engine.processors(), bound, seen); });
-        const auto events = finish_all(engine, 2);
+        Outcomes outcomes;
+        finish_all(engine, outcomes, 2);
         other.join();
         std::vector<int32_t> history = prompt;
-        REQUIRE(events.at(bound).token_ids.size() == 12);
+        REQUIRE(outcomes.at(bound).tokens.size() == 12);
         for (size_t i = 0; i < 12; ++i) {
             const int32_t token = static_cast<int32_t>(i * 7 % kVocab);
-            CHECK(events.at(bound).token_ids[i] == token);
+            CHECK(outcomes.at(bound).tokens[i] == token);
             std::vector<float> logits(kVocab);
-            testing::hashed_logits(history, logits);
+            hashed_logits(history, logits);
             CHECK(seen[i] == logits);
             double sum = 0;
             for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
-            CHECK(static_cast<double>(events.at(bound).logprobs[i].logprob) ==
+            CHECK(static_cast<double>(outcomes.at(bound).logprobs[i].logprob) ==
                   doctest::Approx(static_cast<double>(logits[static_cast<size_t>(token)]) - std::log(sum))
                       .epsilon(1e-5));
             history.push_back(token);
         }
-        CHECK(events.at(free).token_ids.size() == 12);
-        CHECK(events.at(free).token_ids != events.at(bound).token_ids);
+        CHECK(outcomes.at(free).tokens.size() == 12);
+        CHECK(outcomes.at(free).tokens != outcomes.at(bound).tokens);
     }
 }
 
@@ -102,9 +82,10 @@ TEST_CASE("a refused row ends its request with the reason, and no other") {
     const auto wish = engine.processors().poll(bad);
     REQUIRE(wish.has_value());
     engine.processors().refuse(bad, wish->num_output, "no such luck");
-    const auto events = finish_all(engine, 2);
-    CHECK(events.at(bad).error == "no such luck");
-    CHECK(events.at(good).finish_reason == FinishReason::kLength);
+    Outcomes outcomes;
+    finish_all(engine, outcomes, 2);
+    CHECK(outcomes.at(bad).error == "no such luck");
+    CHECK(outcomes.at(good).reason == FinishReason::kLength);
     CHECK_FALSE(engine.processors().poll(bad).has_value());
 }
 

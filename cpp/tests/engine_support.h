@@ -28,6 +28,7 @@ struct Outcome {
     std::vector<TokenLogprobs> prompt_logprobs;
     std::shared_ptr<float[]> context_logits;
     std::shared_ptr<float[]> generation_logits;
+    std::vector<BeamOutput> beams;
     FinishReason reason = FinishReason::kNone;
     int32_t stop_token = -1;
     std::string error;
@@ -45,6 +46,7 @@ inline void take(Engine& engine, Outcomes& outcomes, std::chrono::duration<doubl
         if (!event.prompt_logprobs.empty()) outcome.prompt_logprobs = event.prompt_logprobs;
         if (event.context_logits) outcome.context_logits = event.context_logits;
         if (event.generation_logits) outcome.generation_logits = event.generation_logits;
+        if (!event.beams.empty()) outcome.beams = event.beams;
         outcome.reason = event.finish_reason;
         outcome.stop_token = event.stop_token_id;
         outcome.error = event.error;

@@ -379,3 +379,66 @@ TEST_CASE("parameters out of range are refused by name") {
               p.stop_token_ids = {100};
           }).find("an entry of stop_token_ids is 100") == 0);
 }
+
+TEST_CASE("top_p decays with each token to its least value, and begins again at its tokens") {
+    SamplingParams params;
+    params.top_p = 0.8F;
+    CHECK(params.top_p_after(std::vector<int32_t>{1, 2, 3}) == 0.8F);
+    params.top_p_decay = 0.5F;
+    params.top_p_min = 0.15F;
+    params.top_p_reset_ids = {9, 4};
+    CHECK(params.top_p_after({}) == 0.8F);
+    CHECK(params.top_p_after(std::vector<int32_t>{1}) == doctest::Approx(0.4));
+    CHECK(params.top_p_after(std::vector<int32_t>{1, 2}) == doctest::Approx(0.2));
+    CHECK(params.top_p_after(std::vector<int32_t>{1, 2, 3}) == 0.15F);
+    CHECK(params.top_p_after(std::vector<int32_t>{1, 2, 3, 4}) == 0.8F);
+    CHECK(params.top_p_after(std::vector<int32_t>{9, 2}) == doctest::Approx(0.4));
+    CHECK(params.top_p_after(std::vector<int32_t>{9}, std::vector<int32_t>{2}) == doctest::Approx(0.4));
+    CHECK(params.top_p_after(std::vector<int32_t>{1, 2}, std::vector<int32_t>{4}) == 0.8F);
+}
+
+TEST_CASE("typical sampling keeps the tokens nearest to the expected surprise") {
+    std::mt19937 random(7);
+    for (int round = 0; round < 200; ++round) {
+        std::vector<float> weights(1 + random() % 300);
+        for (float& weight : weights) {
+            const bool out = random() % 4 == 0;
+            weight = out ? 0.0F : std::exp(-static_cast<float>(random() % 1000) / 100.0F);
+        }
+        weights[0] = 1.0F;
+        const float mass = 0.05F + static_cast<float>(random() % 90) / 100.0F;
+        // The definition, by a full sort.
+        double sum = 0;
+        for (const float weight : weights) sum += static_cast<double>(weight);
+        double entropy = 0;
+        for (const float weight : weights) {
+            const double p = static_cast<double>(weight) / sum;
+            if (p > 0) entropy -= p * std::log(p);
+        }
+        std::vector<std::pair<double, double>> order;  // distance, probability
+        for (const float weight : weights) {
+            const double p = static_cast<double>(weight) / sum;
+            if (p > 0) order.emplace_back(std::abs(-std::log(p) - entropy), p);
+        }
+        std::sort(order.begin(), order.end());
+        double reached = 0;
+        double farthest = 0;
+        for (const auto& [distance, p] : order) {
+            farthest = distance;
+            reached += p;
+            if (reached >= static_cast<double>(mass)) break;
+        }
+        TypicalFilter filter(weights.size());
+        std::vector<float> kept = weights;
+        const double left = filter.keep(kept, mass);
+        double expected = 0;
+        for (size_t i = 0; i < weights.size(); ++i) {
+            const double p = static_cast<double>(weights[i]) / sum;
+            // Equal weights are equally far; rounding of either computation does not matter at 1e-9.
+            const bool stays = p > 0 && std::abs(-std::log(p) - entropy) <= farthest + 1e-9;
+            CHECK(kept[i] == (stays ? weights[i] : 0.0F));
+            expected += static_cast<double>(stays ? weights[i] : 0.0F);
+        }
+        CHECK(left == doctest::Approx(expected));
+    }
+}

@@ -52,6 +52,10 @@ def _check(body: CompletionBody) -> None:
     refuse_unserved(body)
     if body.suffix:
         raise ApiError(400, "suffix is not supported: the model completes at the end of the prompt", "suffix")
+    if body.echo and body.truncate_prompt_tokens is not None:
+        raise ApiError(
+            400, "echo gives the whole prompt; it cannot be truncated as well", "truncate_prompt_tokens"
+        )
     if body.echo and body.stream and body.logprobs is not None:
         raise ApiError(400, "echo with logprobs cannot be streamed; set stream=false", "echo")
 

@@ -61,7 +61,11 @@ class _Generation(_Body):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: StrictInt | None = None
+    top_p_decay: Number | None = None
+    top_p_min: Number | None = None
+    top_p_reset_ids: StrictInt | TokenList | None = None
     min_p: Number | None = None
+    typical_p: Number | None = None
     seed: StrictInt | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
     best_of: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
@@ -88,6 +92,7 @@ class _Generation(_Body):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: StrictInt | None = None
+    truncate_prompt_tokens: StrictInt | None = None
 
 
 class CompletionBody(_Generation):

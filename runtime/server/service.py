@@ -22,8 +22,8 @@ from .structured import structured_output
 
 _T = TypeVar("_T")
 #: Sampling fields that a checkpoint's generation_config.json may set, by the same names there and here.
-_MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_DRAWING = ("temperature", "top_k", "top_p", "min_p")
+_MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _PASSED_ON = (
     "frequency_penalty",
     "presence_penalty",
@@ -31,7 +31,11 @@ _PASSED_ON = (
     "temperature",
     "top_p",
     "top_k",
+    "top_p_decay",
+    "top_p_min",
+    "top_p_reset_ids",
     "min_p",
+    "typical_p",
     "seed",
     "n",
     "best_of",
@@ -48,6 +52,7 @@ _PASSED_ON = (
     "ignore_eos",
     "min_tokens",
     "prompt_logprobs",
+    "truncate_prompt_tokens",
     "skip_special_tokens",
     "priority",
     "cache_salt",

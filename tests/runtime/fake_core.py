@@ -22,7 +22,10 @@ class FakeParams:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    top_p_decay: float = 1.0
+    top_p_min: float = 1e-6
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

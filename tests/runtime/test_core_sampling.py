@@ -49,6 +49,8 @@ def expected_distribution(logits: np.ndarray[Any, Any], fields: dict[str, Any]) 
         chain.append(processors.TopPLogitsWarper(fields["top_p"]))
     if "min_p" in fields:
         chain.append(processors.MinPLogitsWarper(fields["min_p"]))
+    if "typical_p" in fields:
+        chain.append(processors.TypicalLogitsWarper(fields["typical_p"]))
     for processor in chain:
         scores = processor(ids, scores)
     return scores.softmax(-1)[0].numpy()  # type: ignore[no-any-return]
@@ -63,6 +65,9 @@ def expected_distribution(logits: np.ndarray[Any, Any], fields: dict[str, Any]) 
         {"temperature": 1.7, "top_p": 0.8},
         {"temperature": 3.0, "min_p": 0.2},
         {"temperature": 2.0, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
+        {"temperature": 2.0, "typical_p": 0.6},
+        {"temperature": 2.0, "typical_p": 0.3, "top_p": 0.95},
+        {"temperature": 3.0, "typical_p": 0.7, "top_k": 15, "min_p": 0.02},
         {"temperature": 2.0, "repetition_penalty": 1.6},
         {"temperature": 2.0, "repetition_penalty": 0.6, "top_p": 0.7},
         {"allowed_token_ids": [2, 9, 30, 52]},
@@ -86,3 +91,18 @@ def test_first_tokens_are_distributed_as_transformers_says(core: Any, fields: di
     # Binomial: 5 standard deviations in any of 53 cells and 8 cases have a chance of 2e-4; seeds are fixed.
     deviation = np.abs(counts - DRAWS * expected)
     assert (deviation <= 5 * np.sqrt(DRAWS * expected * (1 - expected)) + 1).all()
+
+
+def test_a_top_p_that_decays_ends_as_greedy_decoding_and_begins_again_at_its_tokens(core: Any) -> None:
+    # After one token top_p is 1e-5: the likeliest token alone.
+    fields = {"temperature": 3.0, "top_p": 1.0, "top_p_decay": 1e-5, "top_p_min": 1e-5, "max_tokens": 6}
+    firsts, seconds = set(), set()
+    for seed in range(12):
+        tokens = generate(core, PROMPT, seed=seed, **fields).token_ids
+        assert tokens[1:] == generate(core, [*PROMPT, tokens[0]], max_tokens=5).token_ids
+        again = generate(core, PROMPT, seed=seed, top_p_reset_ids=[tokens[0]], **fields).token_ids
+        assert again[0] == tokens[0]
+        firsts.add(tokens[0])
+        seconds.add(again[1] == tokens[1])
+    assert len(firsts) > 3
+    assert False in seconds

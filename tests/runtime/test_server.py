@@ -186,6 +186,21 @@ def test_prompt_logprobs_have_the_shape_of_vllms(server, folder):
     assert chat["prompt_logprobs"][0] is None
 
 
+def test_a_prompt_is_cut_to_its_last_tokens_when_asked(server):
+    body = {"prompt": list(range(1, 251)), "max_tokens": 20, "temperature": 0, "return_token_ids": True}
+    assert post(server, "/v1/completions", **body).status_code == 400
+    for kept, expected in ((7, 7), (-1, 236), (300, None)):
+        answer = post(server, "/v1/completions", truncate_prompt_tokens=kept, **body)
+        if expected is None:
+            assert answer.status_code == 400
+            continue
+        data = answer.json()
+        prompt = list(range(251 - expected, 251))
+        assert data["usage"]["prompt_tokens"] == expected
+        assert data["choices"][0]["prompt_token_ids"] == prompt
+        assert data["choices"][0]["token_ids"] == greedy(prompt, 20)
+
+
 def test_best_of_answers_with_the_likeliest_outputs(server):
     body = {"prompt": [5, 6], "max_tokens": 4, "temperature": 1.5, "seed": 7}
     eight = post(server, "/v1/completions", n=8, logprobs=0, **body).json()["choices"]
