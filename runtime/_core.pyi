@@ -193,6 +193,7 @@ class Engine:
         weights_path: str,
         tensors: Mapping[str, tuple[int, int]],
         options: Mapping[str, Any],
+        draft: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the program, copy the weights, reserve all memory, start the thread.
 
@@ -200,6 +201,7 @@ class Engine:
             program: ``Program.model_dump()``.
             weights_path: the safetensors file.
             tensors: for each weight (byte offset in the file, bytes).
+            draft: the model that guesses tokens: program (for host), weights_path, tensors.
             options: num_threads, kv_cache_blocks, max_batch_size, max_num_tokens, max_queue_size, vocab_limit
                 (ids from it on are never sampled), kernel_images ({entry of rank0.engine: bytes}); on host
                 huge_pages (bool), isa (str); on CUDA device_index (0), cuda_graphs (True), kv_cache_fraction

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from castiron.errors import EngineError
@@ -29,7 +31,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
 CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
-SPECULATION = ("none", "ngram", "suffix")
+SPECULATION = ("none", "ngram", "suffix", "draft")
 _INTEGERS = (
     *("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks"),
     *("max_queue_size", "max_queued_tokens", "num_speculative_tokens"),
@@ -65,7 +67,9 @@ class RuntimeOptions:
         speculative_decoding: who guesses the next tokens of each output, so that one step checks several of
             them; the output is the same with and without. "none"; "ngram" (prompt lookup: what followed the
             last two to four tokens at their latest occurrence) or "suffix" (what followed the longest end
-            of the text that was there before), both in the request's own prompt and output.
+            of the text that was there before), both in the request's own prompt and output; "draft" (the
+            model of ``draft_engine``).
+        draft_engine: folder of a smaller engine with the same tokenizer, for "draft"; it runs on the CPU.
         num_speculative_tokens: guesses for one request in one step at most; default 8. How many are made
             depends on how often they are right.
     """
@@ -87,6 +91,7 @@ class RuntimeOptions:
     watchdog_timeout: float = 600.0
     speculative_decoding: str = SPECULATION[0]
     num_speculative_tokens: int | None = None
+    draft_engine: str | os.PathLike[str] | None = None
 
     def check(self, engine: Engine) -> None:
         """Raise EngineError for values that make no sense or go over the engine's limits."""
@@ -105,7 +110,12 @@ class RuntimeOptions:
         if self.num_speculative_tokens is not None and self.speculative_decoding == "none":
             raise EngineError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and speculative_decoding is none; "
-                "leave it out, or choose ngram or suffix"
+                "leave it out, or choose ngram, suffix or draft"
+            )
+        if (self.speculative_decoding == "draft") != (self.draft_engine is not None):
+            raise EngineError(
+                f"speculative_decoding is {self.speculative_decoding} and draft_engine is "
+                f"{self.draft_engine}; expected both draft and an engine's folder, or neither"
             )
         if (self.num_speculative_tokens or 0) > MAX_SPECULATIVE_TOKENS:
             raise EngineError(
@@ -171,7 +181,8 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
         "scheduling_policy": options.scheduling_policy,
         "capacity_scheduler_policy": options.capacity_scheduler_policy,
         "watchdog_timeout": float(options.watchdog_timeout),
-        "speculative_decoding": options.speculative_decoding,
+        # The engine of a draft is an argument of its own.
+        "speculative_decoding": None if options.draft_engine is not None else options.speculative_decoding,
         "num_speculative_tokens": options.num_speculative_tokens,
     }
     if program.kernels:
@@ -189,10 +200,44 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
             str(engine.weights_path),
             engine.tensors,
             {name: value for name, value in given.items() if value is not None},
+            None if options.draft_engine is None else _draft(options.draft_engine, engine),
         )
     except (ValueError, RuntimeError, MemoryError, OSError) as e:
         raise EngineError(f"{engine.path} cannot be loaded: {e}") from None
     return LoadedCore(core, module, program, choice)
+
+
+def _draft(folder: str | os.PathLike[str], engine: Engine) -> dict[str, Any]:
+    """The engine that guesses tokens for ``engine``, as the core takes it."""
+    draft = open_engine(folder, every_program=False)
+    if "host" not in draft.targets:
+        raise EngineError(
+            f"the draft engine {draft.path} has programs for {', '.join(draft.targets)}; it runs on the CPU: "
+            "build it with --target host"
+        )
+    used = [e.manifest.special_tokens.vocab_size_used for e in (engine, draft)]
+    if used[0] != used[1] or not _same_tokenizer(engine, draft):
+        raise EngineError(
+            f"the draft engine {draft.path} has another tokenizer ({used[1]} tokens) than {engine.path} "
+            f"({used[0]}); a draft needs the same one"
+        )
+    program = draft.program("host")
+    return {
+        "program": program.model_dump(),
+        "weights_path": str(draft.weights_path),
+        "tensors": draft.tensors,
+    }
+
+
+def _same_tokenizer(engine: Engine, draft: Engine) -> bool:
+    if engine.tokenizer_dir is None or draft.tokenizer_dir is None:
+        return True  # nobody can tell
+    folders = (engine.tokenizer_dir, draft.tokenizer_dir)
+    texts = [(Path(folder) / "tokenizer.json").read_text("utf-8") for folder in folders]
+    if texts[0] == texts[1]:
+        return True
+    models = [json.loads(text)["model"] for text in texts]
+    return bool(models[0].get("vocab") == models[1].get("vocab"))
 
 
 def open_session(

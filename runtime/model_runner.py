@@ -65,6 +65,7 @@ class ModelRunner:
         watchdog_timeout: float = 600.0,
         speculative_decoding: str = "none",
         num_speculative_tokens: int | None = None,
+        draft_engine: str | os.PathLike[str] | None = None,
     ) -> ModelRunner:
         """Load an engine that ``castiron build`` wrote.
 
@@ -81,9 +82,10 @@ class ModelRunner:
             kv_cache_fraction: the same as a part of the GPU's memory left by weights and activations.
             enable_prefix_caching: use the keys and values of earlier prompts that begin alike.
             scheduling_policy, capacity_scheduler_policy, watchdog_timeout: see ``RuntimeOptions``.
-            speculative_decoding: "none", "ngram" or "suffix": guess tokens and check several in one step,
-                for the same output sooner.
+            speculative_decoding: "none", "ngram", "suffix" or "draft": guess tokens and check several in one
+                step, for the same output sooner.
             num_speculative_tokens: guesses for one request in one step at most; default 8.
+            draft_engine: folder of the engine that guesses, with the same tokenizer, for "draft".
 
         Raises:
             EngineError: no engine, a damaged one, or one for another version or device; an option over its
@@ -105,6 +107,7 @@ class ModelRunner:
             watchdog_timeout=watchdog_timeout,
             speculative_decoding=speculative_decoding,
             num_speculative_tokens=num_speculative_tokens,
+            draft_engine=draft_engine,
         )
         return cls(open_session(engine_dir, rank, options))
 

@@ -14,7 +14,7 @@ _NAMES = (
     *("device", "trust_plugins", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
     *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
     *("enable_prefix_caching", "scheduling_policy", "capacity_scheduler_policy"),
-    *("watchdog_timeout", "speculative_decoding", "num_speculative_tokens"),
+    *("watchdog_timeout", "speculative_decoding", "num_speculative_tokens", "draft_engine"),
 )
 
 device_option = click.option(
@@ -84,15 +84,20 @@ def runtime_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--speculative-decoding",
-                type=click.Choice(["none", "ngram", "suffix"]),
+                type=click.Choice(["none", "ngram", "suffix", "draft"]),
                 default="none",
-                help="Guess the next tokens from the text so far (the latest n-gram, the longest suffix) and "
-                "check several in one step; the output stays the same.",
+                help="Guess the next tokens from the text so far (the latest n-gram, the longest suffix) "
+                "or by a draft engine, and check several in one step; the output stays the same.",
             ),
             click.option(
                 "--num-speculative-tokens",
                 type=click.IntRange(1, 64),
                 help="Guesses for one request in one step at most. [default: 8]",
+            ),
+            click.option(
+                "--draft-engine",
+                type=click.Path(exists=True, file_okay=False),
+                help="The engine that guesses, with the same tokenizer; for --speculative-decoding draft.",
             ),
         )
     ):

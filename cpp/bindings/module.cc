@@ -26,6 +26,7 @@
 #include "device/cuda/probe.h"
 #include "device/device.h"
 #include "device/host/cpu.h"
+#include "speculation/draft_model.h"
 #include "speculation/lookup_drafter.h"
 
 #ifndef CASTIRON_VERSION
@@ -144,9 +145,35 @@ struct PyEngine {
     StaticStats fixed;
 };
 
+// The model that guesses tokens: {program, weights_path, tensors}, for the CPU.
+std::unique_ptr<Drafter> make_draft_model(nb::handle dict, const Options& options) {
+    Fields fields(dict, "draft");
+    auto program = std::make_shared<Program>(program_from_dict(fields.required("program"), nb::none()));
+    const WeightsFile weights(as_string(fields.required("weights_path"), fields.path("weights_path")));
+    weights.attach(*program, fields.required("tensors"));
+    fields.finish({"program", "weights_path", "tensors"});
+    if (program->target != "host") {
+        throw std::invalid_argument("the draft engine's program is for \"" + program->target +
+                                    "\"; expected \"host\"");
+    }
+    Limits limits = program->limits;
+    if (options.engine.max_batch_size > 0) {
+        limits.max_batch_size = std::min(limits.max_batch_size, options.engine.max_batch_size);
+    }
+    const nb::gil_scoped_release unlocked;
+    const int most = options.engine.vocab_limit > 0 ? options.engine.vocab_limit : program->vocab_size;
+    return std::make_unique<DraftModel>(make_host_device(program, options.host), limits, program->vocab_size,
+                                        std::min(most, program->vocab_size), options.num_speculative_tokens);
+}
+
 void make_engine(PyEngine* self, nb::handle program_dict, const std::string& weights_path, nb::handle tensors,
-                 nb::handle options_dict) {
+                 nb::handle options_dict, nb::handle draft) {
     const Options options = options_from(options_dict);
+    if (options.lookup && !draft.is_none()) {
+        throw std::invalid_argument("speculative_decoding and a draft engine both guess tokens; give one");
+    }
+    std::unique_ptr<Drafter> drafter;
+    if (!draft.is_none()) drafter = make_draft_model(draft, options);
     auto program = std::make_shared<Program>(program_from_dict(program_dict, options.kernel_images));
     const bool cuda = program->target.rfind("sm_", 0) == 0 || program->target.rfind("compute_", 0) == 0;
     if (!cuda && program->target != "host") {
@@ -177,7 +204,6 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
             weight.data = nullptr;  // the device has its copy, and the mapping ends here
         }
         const uint64_t block_bytes = device->kv_block_bytes();
-        std::unique_ptr<Drafter> drafter;
         if (options.lookup) {
             drafter = std::make_unique<LookupDrafter>(*options.lookup, options.num_speculative_tokens);
         }
@@ -400,7 +426,8 @@ NB_MODULE(_core, m) {
         });
 
     nb::class_<PyEngine>(m, "Engine")
-        .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a)
+        .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a,
+             nb::arg("draft") = nb::none())
         .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a, "priority"_a = 0,
              "cache_salt"_a = nb::bytes("", 0))
         .def(

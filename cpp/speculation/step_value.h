@@ -12,6 +12,7 @@ public:
     // Seconds of a step of `rows` rows. Before anything was observed the unit is such a step of one row.
     [[nodiscard]] double seconds(int rows) const { return base_ + per_row_ * rows; }
     [[nodiscard]] double per_row() const { return per_row_; }
+    [[nodiscard]] bool observed() const { return weight_ > 0; }
 
 private:
     // What a row is taken to cost, in steps of one row, until steps of different sizes were seen.

@@ -16,6 +16,7 @@
 
 #include "batching/scheduler.h"
 #include "batching/step_runner.h"
+#include "speculation/draft_model.h"
 #include "speculation/lookup_drafter.h"
 #include "tests/alone.h"
 #include "tests/fake_device.h"
@@ -106,7 +107,7 @@ private:
     // Nobody guesses, or one who is right at most times, or the text's own past.
     void draw_drafter() {
         const int most = pick(1, 9);
-        switch (pick(0, 5)) {
+        switch (pick(0, 7)) {
             case 0:
             case 1:
                 drafter_ = std::make_unique<OracleDrafter>(most, kVocab, pick(1, 8), random_());
@@ -117,6 +118,13 @@ private:
             case 3:
                 drafter_ = std::make_unique<LookupDrafter>(LookupMethod::kSuffix, most);
                 break;
+            case 4:
+            case 5: {  // a model of its own, which knows the same
+                const Limits own{pick(1, 8), pick(1, 40), pick(1, 8), pick(20, 220)};
+                drafter_ = std::make_unique<DraftModel>(std::make_unique<FakeDevice>(own, kVocab), own,
+                                                        kVocab, kVocab, most);
+                break;
+            }
             default:
                 break;
         }

@@ -195,6 +195,45 @@ def test_cached_prefixes_hold_nothing_of_rejected_drafts(start: Any) -> None:
     assert stats["prefix_cached_tokens"] > 100
 
 
+def test_a_draft_engine_guesses_and_the_output_stays(folder: Path, start: Any) -> None:
+    expected = all_outcomes(start())
+    given = arguments(folder)
+    draft = {key: given[key] for key in ("program", "weights_path", "tensors")}
+    for options in ({}, {"kv_cache_blocks": 4, "capacity_scheduler_policy": "max_utilization"}):
+        options = {"num_threads": 1, "num_speculative_tokens": 4, **options}
+        core = _core.Engine(**{**given, "options": options, "draft": draft})
+        assert all_outcomes(core) == expected
+        core.shutdown()
+    # The same model drafts for itself: it is right as often as it is asked.
+    core = _core.Engine(
+        **{**given, "options": {"num_threads": 1, "num_speculative_tokens": 4}, "draft": draft}
+    )
+    for seed in range(5):
+        fields: dict[str, Any] = {"max_tokens": 40, "temperature": 0.9, "seed": seed}
+        assert (
+            generate(core, PROMPTS[2][:20], **fields).token_ids
+            == generate(start(), PROMPTS[2][:20], **fields).token_ids
+        )
+    stats = core.stats()
+    core.shutdown()
+    assert stats["draft_tokens"] == stats["accepted_tokens"] > 0
+
+
+def test_a_draft_engine_must_fit(folder: Path) -> None:
+    with pytest.raises(EngineError, match="speculative_decoding is draft and draft_engine is None; expected"):
+        ModelRunner.from_dir(folder, speculative_decoding="draft")
+    with pytest.raises(EngineError, match="expected both draft and an engine's folder, or neither"):
+        ModelRunner.from_dir(folder, draft_engine=folder)
+    call = {"input_ids": PROMPTS[:2], "max_new_tokens": 30, "end_id": -1}
+    with ModelRunner.from_dir(folder, num_threads=1) as plain:
+        expected = [r.outputs[0].token_ids for r in plain.generate(**call)]
+    with ModelRunner.from_dir(
+        folder, num_threads=1, speculative_decoding="draft", draft_engine=folder
+    ) as runner:
+        assert [r.outputs[0].token_ids for r in runner.generate(**call)] == expected
+        assert runner.stats()["accepted_tokens"] > 0
+
+
 def test_a_runner_speculates_and_refuses_what_makes_no_sense(folder: Path) -> None:
     call = {"input_ids": PROMPTS[:2], "max_new_tokens": 30, "end_id": -1}
     with ModelRunner.from_dir(folder, num_threads=1) as plain:
