@@ -16,7 +16,7 @@ from ..engines.symbols import largest_counts
 from ..graph import ops as names
 from ..graph.weights import WeightGraph
 from ..plugins import TARGETS, Context, Lowering, Op, Operand, Registry, default_registry
-from ..plugins.tactic import SAMPLE
+from ..plugins.tactic import FEED, SAMPLE
 from .launches import KernelRequest, LaunchTable
 from .memory import MemoryPlan, memory_plan
 from .operands import GraphView
@@ -134,6 +134,10 @@ def lower(
         rows = [Operand(name, (names.ROWS, width), dtype) for name, dtype, width in results]
         op = Op(SAMPLE, (Operand(names.LOGITS, (names.ROWS, vocab_size)),), tuple(rows))
         steps.append(op, chooser(op))
+    first_of_feeding = len(steps.calls)
+    if results and registry.implements(FEED, context.target.family):
+        op = Op(FEED, (rows[0],), ())
+        steps.append(op, chooser(op))
     steps.finish([name for name, _, _ in results])
     planned = steps.plan(largest_counts(limits, vocab_size, context.prefill_tile))
     sources = weights.finish()
@@ -158,7 +162,8 @@ def lower(
         values=planned.values,
         weights=[source.weight for source in sources.values()],
         steps=resolved[:first_of_sampling],
-        sampling=resolved[first_of_sampling:],
+        sampling=resolved[first_of_sampling:first_of_feeding],
+        feeding=resolved[first_of_feeding:],
         kv_layers=layers,
         prefill_tile=context.prefill_tile,
     )

@@ -133,6 +133,11 @@ class _Checker:
             self.check_step(step, where, ready, weights, sampling=True)
         if self.program.sampling:
             self.check_sampled(ready)
+        elif self.program.feeding:
+            self.fail("feeds what it does not sample")
+        for index, step in enumerate(self.program.feeding):
+            where = f"feeding step {index} ({step.kernel[:40]!r})"
+            self.check_step(step, where, ready, weights, sampling=True)
 
     def check_sampled(self, ready: set[str]) -> None:
         """The values that the runtime reads after sampling."""

@@ -7,10 +7,10 @@ from typing import NoReturn, get_args
 
 from .program import Arg, GridDim, Kernel, Launch, Program, Step, StepInput, Value
 
-#: Symbols and inputs that steps of ``Program.sampling`` alone may use.
+#: Symbols and inputs that steps of ``Program.sampling`` and ``Program.feeding`` alone may use.
 _SAMPLING_SYMBOLS = frozenset("RELV")
 _STEP_INPUTS = get_args(StepInput)
-_SAMPLING_INPUTS = frozenset(_STEP_INPUTS[_STEP_INPUTS.index("temperature") :])
+_SAMPLING_INPUTS = frozenset(_STEP_INPUTS[_STEP_INPUTS.index("token_source") :])
 #: Most blocks in each dimension of a grid (CUDA C++ programming guide, technical specifications).
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 #: What a kernel may take an operand for: codes are also bytes, those of four bits in words too.

@@ -45,8 +45,8 @@ def step_input_bytes(program: Program) -> int:
     """Bytes of the block that one step uploads at most (docs/cuda-program.md, "Step inputs")."""
     most = largest_counts(program.limits, program.vocab_size, program.prefill_tile)
     blocks = -(-program.limits.max_seq_len // BLOCK_TOKENS)
-    # token_ids, positions, slots; tile_seq, tile_row; the others of one kind each
-    counts = [most["T"]] * 3 + [most["P"]] * 2
+    # token_ids, positions, slots, token_source; tile_seq, tile_row; the others of one kind each
+    counts = [most["T"]] * (4 if program.feeding else 3) + [most["P"]] * 2
     counts += [most["N"], most["S"] + 1, most["S"], most["S"] * blocks, most["D"]]
     return sum(-(-4 * count // INPUT_ALIGNMENT) * INPUT_ALIGNMENT for count in counts)
 

@@ -54,7 +54,7 @@ def kernel_loads(program: Program, occasion: Occasion) -> list[Load]:
     its launches that happens: those behind it finish its partial results.
     """
     loads = [Load() for _ in program.kernels]
-    for step in (*program.steps, *program.sampling):
+    for step in (*program.steps, *program.sampling, *program.feeding):
         happening = [launch for launch in step.launches if _happens(launch, occasion.counts)]
         for position, launch in enumerate(happening):
             work = Load(1, *_work(program, step, occasion)) if position == 0 else Load(1)

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 #: program.json's format. Same major: readable; a higher minor or another major: refused (see reader).
-PROGRAM_FORMAT = (1, 2)
+PROGRAM_FORMAT = (1, 3)
 
 #: Counts that are known only when a step runs. Host programs use T and N; docs/cuda-program.md has the rest.
 Symbol = Literal["T", "N", "S", "D", "P", "R", "E", "L", "V"]
@@ -107,6 +107,7 @@ StepInput = Literal[
     "decode_seq",
     "tile_seq",
     "tile_row",
+    "token_source",
     "temperature",
     "top_k",
     "top_p",
@@ -223,3 +224,5 @@ class Program(_Model):
     prefill_tile: Annotated[int, Field(ge=0, le=1024)] = 0
     #: Run behind ``steps`` when the device samples, filling ``sampled``; empty: the host samples.
     sampling: list[Step] = []
+    #: Run ahead of ``steps`` where tokens come from ``sampled`` of the step before; empty: they never do.
+    feeding: list[Step] = []

@@ -22,6 +22,9 @@ COPY = "castiron.Copy"
 #: The op that lowering adds behind the graph where a target has a tactic for it: logits f32 [N, vocab] to
 #: sampled i32 [N, 2], top ids i32 [N, 20], top log-probabilities f32 [N, 21] (docs/cuda-program.md).
 SAMPLE = "castiron.Sample"
+#: The op that lowering adds where a target samples and has a tactic for it: writes tokens of sampled i32
+#: [N, 2] into the step input token_ids, where the step input token_source names a row.
+FEED = "castiron.FeedSampled"
 
 Dim = int | str
 Dims = tuple[Dim, ...]

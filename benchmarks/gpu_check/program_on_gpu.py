@@ -121,6 +121,7 @@ class ProgramOnGpu:
             "decode_seq": decodes,
             "tile_seq": tiles,
             "tile_row": tile_rows,
+            "token_source": [-1] * tokens,
             "top_k": [0] * rows,
             "num_logprobs": [-1] * rows,
             "edit_row": [-1],

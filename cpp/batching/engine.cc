@@ -250,7 +250,7 @@ void Engine::loop() {
     try {
         StepRecord record;
         while (take_in(record)) {
-            step(record);
+            turn(record);
             record = {};
         }
         end_all(FinishReason::kCancelled, "");
@@ -270,8 +270,8 @@ void Engine::loop() {
 bool Engine::take_in(StepRecord& record) {
     std::unique_lock lock(mutex_);
     const auto has_work = [this] {
-        return stopping_ || !inbox_.empty() || !cancels_.empty() || !scheduler_.running().empty() ||
-               !scheduler_.waiting().empty();
+        return stopping_ || !inbox_.empty() || !cancels_.empty() || under_way_.plan != nullptr ||
+               !scheduler_.running().empty() || !scheduler_.waiting().empty();
     };
     if (steps_ > checked_steps_ && !work_.wait_for(lock, kIdleCheck, has_work)) {
         lock.unlock();
@@ -285,21 +285,32 @@ bool Engine::take_in(StepRecord& record) {
     for (Request* request : inbox_) scheduler_.enqueue(*request);
     inbox_.clear();
     inbox_tokens_ = 0;
-    bool news = false;
-    for (const RequestId id : cancels_) {
-        const auto found = live_.find(id);
-        if (found == live_.end() || found->second->state == RequestState::kFinished) continue;
-        found->second->finish(FinishReason::kCancelled);
-        scheduler_.remove(*found->second);
-        publish(*found->second);
-        news = true;
-    }
-    cancels_.clear();
+    const bool news = take_in_cancels();
     update_gauges();
     lock.unlock();
     if (news) events_.notify_all();
     record.intake = std::chrono::duration<double>(Clock::now() - begin).count();
     return true;
+}
+
+// Under mutex_. A request that a step under way may hold only ends here; that step's end takes it out, and it
+// is published then or at the next turn. True when something was published.
+bool Engine::take_in_cancels() {
+    bool news = false;
+    std::erase_if(cancels_, [&](RequestId id) {
+        const auto found = live_.find(id);
+        if (found == live_.end() || found->second->published_finish) return true;
+        Request& request = *found->second;
+        if (request.state != RequestState::kFinished) {
+            const bool runs = request.state != RequestState::kWaiting;
+            request.finish(FinishReason::kCancelled);
+            if (runs && under_way_.plan != nullptr) return false;
+            scheduler_.remove(request);
+        }
+        publish(request);
+        return news = true;
+    });
+    return news;
 }
 
 // Nothing runs and nothing waits: no block may be in use or promised.
@@ -322,67 +333,105 @@ void Engine::check_cache() {
     update_gauges();
 }
 
-void Engine::step(StepRecord& record) {
+// Starts the next step, if it can be planned yet, and finishes the one under way. A step stays under way if
+// the device queues steps.
+void Engine::turn(StepRecord& record) {
+    StartedStep next;
+    next.record = record;
     const auto begin = Clock::now();
-    const StepPlan& plan = scheduler_.schedule();
-    if (plan.chunks.empty()) {
-        if (scheduler_.running().empty() && scheduler_.waiting().empty()) return;  // cancels took it all away
-        throw std::logic_error("requests are waiting and the scheduler runs none of them");
-    }
-    record.step = ++steps_;
-    const auto planned = Clock::now();
-    if (drafter_ != nullptr && plan.num_decodes > 0) add_drafts(plan);
-    const auto drafted = Clock::now();
-    runner_.pack(plan);
-    record.decode_tokens = plan.num_decodes;
-    record.draft_tokens = plan.num_drafts;
-    record.prefill_tokens = plan.num_tokens - plan.num_decodes - plan.num_drafts;
-    record.logit_rows = plan.num_logit_rows;
-    record.queried_tokens = plan.queried_tokens;
-    record.cached_tokens = plan.cached_tokens;
-    record.recomputed_tokens = plan.recomputed_tokens;
-    record.preemptions = plan.preemptions;
-    const auto scheduled = Clock::now();
-    const bool computed = run_device(plan);
-    record.graph = computed ? device_->graph_bucket() : 0;
-    record.device_sampled = runner_.device_samples();
-    const auto forwarded = Clock::now();
-    if (computed) {
-        touched_.clear();
-        for (const ScheduledChunk& chunk : plan.chunks) {
-            if (chunk.beam <= 0) touched_.push_back(chunk.request);
+    next.plan = next_plan();
+    if (next.plan != nullptr) {
+        next.record.step = ++steps_;
+        if (drafter_ != nullptr && under_way_.plan == nullptr && next.plan->num_decodes > 0) add_drafts(next);
+        runner_.pack(*next.plan);
+        if (under_way_.plan != nullptr && !runner_.queued()) {
+            throw std::logic_error("a step that was planned ahead must wait for the one before");
         }
-        take_masks(plan);
-        runner_.process_logits(plan, processors_, kMaskPatience);
-        record.accepted_tokens = runner_.sample(plan);
-        scheduler_.keep_computed();
-        ask_for_masks(plan);
+        const std::chrono::duration<double> prepared = Clock::now() - begin;
+        next.record.schedule = prepared.count() - next.record.draft;
+        if (!start(next)) return;
     }
-    const auto sampled = Clock::now();
-    if (computed && plan.num_decodes > 0 && record.prefill_tokens == 0) {
-        step_cost_.observe(plan.num_tokens, std::chrono::duration<double>(sampled - scheduled).count());
+    if (under_way_.plan != nullptr && !finish(under_way_)) return;
+    under_way_ = {};
+    if (next.queued) {
+        under_way_ = next;
+    } else if (next.plan != nullptr) {
+        static_cast<void>(finish(next));
     }
-    record.schedule = std::chrono::duration<double>((planned - begin) + (scheduled - drafted)).count();
-    record.draft = std::chrono::duration<double>(drafted - planned).count();
-    record.forward = std::chrono::duration<double>(forwarded - scheduled).count();
-    record.sample = std::chrono::duration<double>(sampled - forwarded).count();
-    hand_over(record);
 }
 
 // The guessing may take a device of its own, which the watchdog looks after as well.
-void Engine::add_drafts(const StepPlan& plan) {
-    enter_device(plan);
+void Engine::add_drafts(StartedStep& step) {
+    const auto begin = Clock::now();
+    enter_device(step);
     scheduler_.add_drafts(*drafter_, step_cost_);
     leave_device();
+    step.record.draft = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// False when the device failed; the running requests have ended then.
-bool Engine::run_device(const StepPlan& plan) {
+// None when nothing is left to do, or when the step under way must be finished first.
+const StepPlan* Engine::next_plan() {
+    if (under_way_.plan != nullptr) return scheduler_.schedule_ahead();
+    const StepPlan& plan = scheduler_.schedule();
+    if (!plan.chunks.empty()) return &plan;
+    if (scheduler_.running().empty() && scheduler_.waiting().empty()) return nullptr;
+    throw std::logic_error("requests are waiting and the scheduler runs none of them");
+}
+
+// Runs the packed step, or lets the device begin with it. False when the device failed; the running requests
+// have ended then.
+bool Engine::start(StartedStep& step) {
+    StepRecord& record = step.record;
+    record.decode_tokens = step.plan->num_decodes;
+    record.draft_tokens = step.plan->num_drafts;
+    record.prefill_tokens = step.plan->num_tokens - step.plan->num_decodes - step.plan->num_drafts;
+    record.logit_rows = step.plan->num_logit_rows;
+    record.queried_tokens = step.plan->queried_tokens;
+    record.cached_tokens = step.plan->cached_tokens;
+    record.recomputed_tokens = step.plan->recomputed_tokens;
+    record.preemptions = step.plan->preemptions;
+    record.device_sampled = runner_.device_samples();
+    record.ahead = under_way_.plan != nullptr;
+    step.started = Clock::now();
+    if (!on_device(step, [&] { runner_.start(*step.plan); })) return false;
+    record.graph = device_->graph_bucket();
+    step.queued = runner_.queued();
+    return true;
+}
+
+// Waits for the step, samples and hands over. False as start().
+bool Engine::finish(StartedStep& step) {
+    const StepPlan& plan = *step.plan;
+    const auto first = std::max(step.started, last_finish_);
+    if (step.queued && !on_device(step, [&] { runner_.finish(plan); })) return false;
+    last_finish_ = Clock::now();
+    failures_in_a_row_ = 0;
+    touched_.clear();
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        if (chunk.beam <= 0) touched_.push_back(chunk.request);
+    }
+    take_masks(plan);
+    if (plan.needs_host) runner_.process_logits(plan, processors_, kMaskPatience);
+    step.record.accepted_tokens = runner_.sample(plan);
+    scheduler_.keep_computed(plan);
+    ask_for_masks(plan);
+    step.record.queued = std::chrono::duration<double>(first - step.started).count();
+    step.record.forward = std::chrono::duration<double>(last_finish_ - first).count();
+    step.record.sample = std::chrono::duration<double>(Clock::now() - last_finish_).count();
+    if (plan.num_decodes > 0 && step.record.prefill_tokens == 0) {
+        step_cost_.observe(plan.num_tokens, step.record.forward + step.record.sample);
+    }
+    hand_over(step.record);
+    return true;
+}
+
+template <typename Call>
+bool Engine::on_device(const StartedStep& step, Call call) {
     std::optional<std::string> failure;
     bool lost = false;
-    enter_device(plan);
+    enter_device(step);
     try {
-        runner_.forward(plan);
+        call();
     } catch (const DeviceLostError& error) {
         failure = error.what();
         lost = true;
@@ -392,25 +441,33 @@ bool Engine::run_device(const StepPlan& plan) {
         failure = "an exception of unknown type";
     }
     leave_device();
-    if (!failure) {
-        failures_in_a_row_ = 0;
-        return true;
-    }
-    if (lost) throw std::runtime_error("the device is lost: " + *failure);
-    const std::string message = "the device failed: " + *failure;
+    if (!failure) return true;
+    fail_running(*failure, lost);
+    StepRecord record = step.record;
+    hand_over(record);
+    return false;
+}
+
+// The device failed, and no step is under way any more.
+void Engine::fail_running(const std::string& failure, bool lost) {
+    under_way_.plan = nullptr;
+    if (lost) throw std::runtime_error("the device is lost: " + failure);
+    const std::string message = "the device failed: " + failure;
     if (++failures_in_a_row_ == kMaxDeviceFailures) {
         throw std::runtime_error(message + " (" + std::to_string(kMaxDeviceFailures) + " times in a row)");
     }
     scheduler_.forget_cache();
     touched_.assign(scheduler_.running().begin(), scheduler_.running().end());
-    for (Request* request : touched_) request->finish(FinishReason::kError, message);
-    return false;
+    for (Request* request : touched_) {
+        if (request->state != RequestState::kFinished) request->finish(FinishReason::kError, message);
+    }
 }
 
 // From here to leave_device() the engine thread reads nothing but the packed step and its block tables.
-void Engine::enter_device(const StepPlan& plan) {
+void Engine::enter_device(const StartedStep& step) {
     const std::lock_guard lock(mutex_);
-    on_device_ = &plan;
+    on_device_ = step.plan;
+    on_device_step_ = step.record.step;
     on_device_since_ = Clock::now();
 }
 
@@ -422,6 +479,7 @@ void Engine::leave_device() {
 
 // The masks of the tokens that the step will choose; they were asked for when the tokens before became known.
 void Engine::take_masks(const StepPlan& plan) {
+    if (!plan.needs_host) return;
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
         if (!request.constrained() || !chunk.completes()) continue;
@@ -434,6 +492,7 @@ void Engine::take_masks(const StepPlan& plan) {
 }
 
 void Engine::ask_for_masks(const StepPlan& plan) {
+    if (!plan.needs_host) return;
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
         if (request.mask.empty()) continue;  // no token was chosen by one
@@ -464,6 +523,7 @@ void Engine::hand_over(StepRecord& record) {
         stats_.device_failures += failures_in_a_row_ > 0 ? 1 : 0;
         stats_.graph_steps += record.graph > 0 ? 1 : 0;
         stats_.device_sampled_steps += record.device_sampled ? 1 : 0;
+        stats_.ahead_steps += record.ahead ? 1 : 0;
         news = !outbox_.empty();
         update_gauges();
         record.running = stats_.running;
@@ -480,7 +540,8 @@ void Engine::hand_over(StepRecord& record) {
 // Under mutex_. After this with a finished request, the request may be gone at any time.
 void Engine::publish(Request& request) {
     const bool finished = request.state == RequestState::kFinished;
-    const bool wanted = request.params.context_logits || request.params.prompt_logprobs >= 0;
+    const bool wanted =
+        request.looks_at_tokens && (request.params.context_logits || request.params.prompt_logprobs >= 0);
     const bool context = wanted && !request.published_context && request.context_rows_left == 0;
     if (request.published == request.num_public() && !finished && !context) return;
     if (request.outbox_round != outbox_round_) {
@@ -553,10 +614,11 @@ void Engine::watch() {
 void Engine::give_up(double seconds) {
     hung_ = true;
     stats_.stall_report =
-        describe_stall(steps_, seconds, *on_device_, scheduler_, pool_, trace_.last(kReportedSteps));
+        describe_stall(on_device_step_, seconds, *on_device_, scheduler_, pool_, trace_.last(kReportedSteps));
     std::fputs(stats_.stall_report.c_str(), stderr);
-    end_requests(FinishReason::kError, "step " + std::to_string(steps_) + " has been on the device for " +
-                                           std::to_string(seconds) + " s, and watchdog_timeout is " +
+    end_requests(FinishReason::kError, "step " + std::to_string(on_device_step_) +
+                                           " has been on the device for " + std::to_string(seconds) +
+                                           " s, and watchdog_timeout is " +
                                            std::to_string(options_.watchdog_seconds) + " s");
     stats_.running = stats_.waiting = 0;
     stats_.waiting_tokens = 0;

@@ -78,6 +78,7 @@ struct EngineStats {
     int64_t steps = 0;
     int64_t graph_steps = 0;           // of them: a CUDA graph was replayed
     int64_t device_sampled_steps = 0;  //          tokens were chosen on the device
+    int64_t ahead_steps = 0;           //          started while the step before was on the device
     int64_t requests_submitted = 0;
     std::array<int64_t, 5> requests_finished{};  // by FinishReason
     int64_t prompt_tokens = 0;                   // computed in prefill, recomputed ones among them
@@ -92,9 +93,11 @@ struct EngineStats {
 };
 
 // One thread runs the loop: take in submissions and cancels, schedule, run the device, sample, hand over
-// events. It sleeps while there is nothing to do. All memory is reserved before: the engine's own in the
-// constructor, a request's in submit(), on the caller's thread. Events are not queued but read off the
-// requests, so that a slow caller costs no memory and gets the news of several steps as one event.
+// events. It sleeps while there is nothing to do. A device that queues steps and chooses tokens gets the next
+// step while one is under way, as long as the scheduler can plan it without that one's tokens. All memory is
+// reserved before: the engine's own in the constructor, a request's in submit(), on the caller's thread.
+// Events are not queued but read off the requests, so that a slow caller costs no memory and gets the news of
+// several steps as one event.
 //
 // Idle for kIdleCheck, it checks the accounting of the KV cache; a cache that fails is emptied, which
 // stats() tells.
@@ -156,12 +159,26 @@ private:
         bool finished;
     };
 
+    // A step that was started, and what is known of it.
+    struct StartedStep {
+        const StepPlan* plan = nullptr;  // none: there is no step
+        StepRecord record;
+        Clock::time_point started;
+        bool queued = false;  // the device is still to be waited for
+    };
+
     void loop();
-    void step(StepRecord& record);
+    void turn(StepRecord& record);
     [[nodiscard]] bool take_in(StepRecord& record);
-    [[nodiscard]] bool run_device(const StepPlan& plan);
-    void add_drafts(const StepPlan& plan);
-    void enter_device(const StepPlan& plan);
+    [[nodiscard]] bool take_in_cancels();
+    [[nodiscard]] const StepPlan* next_plan();
+    [[nodiscard]] bool start(StartedStep& step);
+    [[nodiscard]] bool finish(StartedStep& step);
+    template <typename Call>
+    [[nodiscard]] bool on_device(const StartedStep& step, Call call);
+    void fail_running(const std::string& failure, bool lost);
+    void enter_device(const StartedStep& step);
+    void add_drafts(StartedStep& step);
     void leave_device();
     void watch();
     void give_up(double seconds);
@@ -190,6 +207,8 @@ private:
     Scheduler scheduler_;
     StepRunner runner_;
     std::vector<Request*> touched_;  // requests with news in this step
+    StartedStep under_way_;          // a step that the device has queued
+    Clock::time_point last_finish_;  // of a step on the device
     int64_t steps_ = 0;
     int64_t checked_steps_ = 0;  // at the last check of the cache
     int failures_in_a_row_ = 0;
@@ -206,7 +225,8 @@ private:
     bool ended_ = false;                   // nothing more happens to any request
     bool thread_ended_ = false;            // the engine thread will not touch anything any more
     bool hung_ = false;                    // the watchdog has ended everything
-    const StepPlan* on_device_ = nullptr;  // what the device is doing
+    const StepPlan* on_device_ = nullptr;  // what the engine thread waits for
+    int64_t on_device_step_ = 0;
     Clock::time_point on_device_since_;
     std::vector<std::unique_ptr<Request>> stranded_;  // polled to the end while the device hangs
     RequestId next_id_ = 1;

@@ -21,10 +21,40 @@ const char* to_string(FinishReason reason) {
     return "";
 }
 
+namespace {
+
+bool depends_on_tokens(const SamplingParams& params) {
+    const bool masked = params.min_tokens > 0 && !params.stop_token_ids.empty();
+    const bool typical = params.typical_p < 1.0F || params.top_p_decay != 1.0F;
+    const bool logits = params.context_logits || params.prompt_logprobs >= 0 || params.generation_logits;
+    return masked || logits || typical || params.process_logits || params.beam_width > 0 ||
+           params.has_penalties() || !params.first_mask.empty() || !params.rules.empty() ||
+           params.logprobs > kMaxDeviceLogprobs;
+}
+
+RowSampling describe(const SamplingParams& params) {
+    RowSampling row;
+    if (!params.greedy() && params.beam_width == 0) {
+        row.temperature = params.temperature;
+        row.top_k = params.top_k;
+        row.top_p = params.top_p;
+        row.min_p = params.min_p;
+    }
+    row.num_logprobs = params.logprobs;
+    row.repetition = params.repetition_penalty;
+    row.frequency = params.frequency_penalty;
+    row.presence = params.presence_penalty;
+    return row;
+}
+
+}  // namespace
+
 Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, SamplingParams sampling_params,
                  uint64_t sampling_seed, int new_tokens, int vocab_size, const CacheUse& cache)
     : prompt_tokens(static_cast<int>(prompt_ids.size())),
       max_new_tokens(new_tokens),
+      looks_at_tokens(depends_on_tokens(sampling_params)),
+      row_sampling(describe(sampling_params)),
       block_table(max_cached_tokens(), cache),
       params(std::move(sampling_params)),
       seed(sampling_seed),
@@ -43,6 +73,7 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
     if (params.beam_width > 0) {
         beams = std::make_unique<Beams>(
             Beams{{params, max_new_tokens}, {params.beam_width, prompt_tokens, max_cached_tokens()}});
+        row_sampling.num_logprobs = beams->search.num_wanted();
     }
     if (params.context_logits || params.prompt_logprobs >= 0) context_rows_left = prompt_tokens;
     if (params.prompt_logprobs >= 0)
@@ -65,9 +96,9 @@ void Request::append(const SampledToken& sampled) {
         stop_token = sampled.token;
         return finish(FinishReason::kStop);
     }
-    if (params.logprobs >= 0) output_scores.set(num_output(), sampled);
+    if (row_sampling.num_logprobs >= 0) output_scores.set(num_output(), sampled);
     tokens.push_back(sampled.token);
-    if (params.has_penalties()) seen.note(sampled.token, true);
+    if (looks_at_tokens && params.has_penalties()) seen.note(sampled.token, true);
     state = RequestState::kDecoding;
     if (num_output() >= max_new_tokens) finish(FinishReason::kLength);
 }

@@ -65,6 +65,8 @@ struct Beams {
 // `tokens` is the prompt followed by what was generated, `num_computed` says how many of them the KV cache
 // holds. A step feeds some of the rest; when all are fed, the last row's logits give the next token. That one
 // rule covers a prompt in chunks, a decode step, recomputing after a preemption and skipping a cached prefix.
+// From the start of a step on its tokens count as computed, and a token that it chooses as pending: so the
+// step after it can be prepared before anybody knows that token.
 struct alignas(64) Request {
     // max_new_tokens: params.max_tokens, or less where the context ends. cache.priority is the request's.
     Request(RequestId id, std::span<const int32_t> prompt, SamplingParams params, uint64_t seed,
@@ -78,7 +80,9 @@ struct alignas(64) Request {
     }
     [[nodiscard]] int num_tokens() const { return static_cast<int>(tokens.size()); }
     [[nodiscard]] int num_output() const { return num_tokens() - prompt_tokens; }
-    [[nodiscard]] int num_pending() const { return num_tokens() - num_computed; }
+    [[nodiscard]] int num_pending() const { return num_tokens() + awaited_tokens - num_computed; }
+    // Output tokens, with those that are being chosen.
+    [[nodiscard]] int num_output_awaited() const { return num_output() + awaited_tokens; }
     [[nodiscard]] int32_t priority() const { return block_table.cache_use().priority; }
     // The most positions that it can ever have in the KV cache: the last token generated is never fed.
     [[nodiscard]] int max_cached_tokens() const { return prompt_tokens + std::max(max_new_tokens - 1, 0); }
@@ -88,6 +92,8 @@ struct alignas(64) Request {
     [[nodiscard]] bool before(const Request& other) const {
         return priority() != other.priority() ? priority() < other.priority() : id < other.id;
     }
+    // Whether the tokens that it has must be known before a step with it is prepared.
+    [[nodiscard]] bool needs_host() const { return looks_at_tokens || draft_state != nullptr; }
     // Whether a mask from outside decides which tokens may come.
     [[nodiscard]] bool constrained() const { return !params.first_mask.empty(); }
 
@@ -107,12 +113,14 @@ struct alignas(64) Request {
     void append(const SampledToken& sampled);
     void finish(FinishReason reason, std::string message = {});
 
-    // What every step reads and writes comes first, in two cache lines and those of params: with thousands of
-    // requests running, fetching them is most of what a step costs.
+    // What every step reads and writes comes first, and of params a step of plain requests needs the stop
+    // tokens alone: with thousands of requests running, fetching all this is most of what a step costs.
     std::vector<int32_t> tokens;
     const int prompt_tokens;
     const int max_new_tokens;
     int num_computed = 0;
+    int awaited_tokens = 0;     // that steps under way choose
+    int awaited_row = -1;       // of the logits of the last of these steps: where its token is chosen
     int most_computed = 0;      // before a preemption took it away
     int context_rows_left = 0;  // prompt tokens whose logits are wanted and still to come
     // What the engine thread has made visible to poll().
@@ -122,7 +130,9 @@ struct alignas(64) Request {
     FinishReason finish_reason = FinishReason::kNone;
     bool published_context = false;
     bool published_finish = false;
-    int64_t outbox_round = -1;  // the outbox of this round has an entry for the request, outbox_entry
+    const bool looks_at_tokens;  // masks, rules, penalties and the like decide with the model
+    RowSampling row_sampling;    // how a device chooses its tokens, but for the random number
+    int64_t outbox_round = -1;   // the outbox of this round has an entry for the request, outbox_entry
     BlockTable block_table;
     std::unique_ptr<Beams> beams;             // of a beam search; block_table is the prompt's then
     std::vector<int32_t> drafts;              // guesses of the next tokens that this step checks

@@ -15,10 +15,6 @@ float uniform_of(const Request& request, size_t position) {
     return std::min(number, std::nextafter(1.0F, 0.0F));
 }
 
-int num_logprobs(const Request& request) {
-    return request.beams == nullptr ? request.params.logprobs : request.beams->search.num_wanted();
-}
-
 }  // namespace
 
 SamplingPlan::SamplingPlan(const SchedulerLimits& limits, int vocab_limit) : vocab_limit_(vocab_limit) {
@@ -34,11 +30,17 @@ void SamplingPlan::clear() {
 bool SamplingPlan::add(const ScheduledChunk& chunk) {
     if (chunk.num_logits == 0) return true;
     const Request& request = *chunk.request;
+    if (!request.needs_host()) {
+        add_row(request, 0);
+        return true;
+    }
     const bool special = request.wants_context_logits() || request.params.generation_logits ||
                          request.params.process_logits || request.constrained() ||
                          !request.params.rules.empty();
-    if (special || request.params.typical_p < 1.0F || num_logprobs(request) > kMaxDeviceLogprobs)
+    if (special || request.params.typical_p < 1.0F ||
+        request.row_sampling.num_logprobs > kMaxDeviceLogprobs) {
         return false;
+    }
     // The continuations of a beam are raw log-probabilities there.
     if (request.beams != nullptr && (request.params.has_penalties() || request.params.min_tokens > 0)) {
         return false;
@@ -51,20 +53,14 @@ bool SamplingPlan::add(const ScheduledChunk& chunk) {
 }
 
 void SamplingPlan::add_row(const Request& request, size_t drafts) {
-    const SamplingParams& params = request.params;
-    RowSampling row;
-    if (!params.greedy() && request.beams == nullptr) {
-        row.temperature = params.temperature;
-        row.top_k = params.top_k;
-        row.top_p = params.top_p_after(request.output(), std::span(request.drafts).first(drafts));
-        row.min_p = params.min_p;
-        row.uniform = uniform_of(request, request.tokens.size() + drafts);
+    rows_.push_back(request.row_sampling);
+    if (rows_.back().temperature <= 0) return;
+    const auto known = request.tokens.size() + static_cast<size_t>(request.awaited_tokens);
+    rows_.back().uniform = uniform_of(request, known + drafts);
+    if (request.needs_host()) {  // top_p may decay
+        rows_.back().top_p =
+            request.params.top_p_after(request.output(), std::span(request.drafts).first(drafts));
     }
-    row.num_logprobs = num_logprobs(request);
-    row.repetition = params.repetition_penalty;
-    row.frequency = params.frequency_penalty;
-    row.presence = params.presence_penalty;
-    rows_.push_back(row);
 }
 
 // False when the step has no room for them. drafts: how many come before the row.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace castiron {
 namespace {
@@ -21,6 +22,26 @@ std::span<const int32_t> reusable(const Request& request) {
     return {request.tokens.data(), static_cast<size_t>(count)};
 }
 
+// Whether it goes on by one token: not if a step under way chooses its last one.
+bool decodes(const Request& request) {
+    const bool ends = request.awaited_tokens > 0 && request.num_output_awaited() >= request.max_new_tokens;
+    return request.state == RequestState::kDecoding && !ends;
+}
+
+// Whether the chunk fills the block behind `path`, which begins at position `begin` and holds `part`.
+bool fills(const ScheduledChunk& chunk, const BlockTable& path, int begin, std::span<const int32_t> part) {
+    const Request& other = *chunk.request;
+    const BlockTable& theirs = other.block_table;
+    if (theirs.num_cached() != path.num_cached() || chunk.start >= begin + kBlockTokens ||
+        std::min(chunk.end(), other.num_tokens()) < begin + kBlockTokens || !theirs.cache_use().enabled) {
+        return false;
+    }
+    const auto parent = static_cast<size_t>(begin / kBlockTokens) - 1;
+    const bool same_path = begin > 0 ? theirs.blocks()[parent] == path.blocks()[parent]
+                                     : theirs.cache_use().salt == path.cache_use().salt;
+    return same_path && std::equal(part.begin(), part.end(), other.tokens.begin() + begin);
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPolicy policy,
@@ -34,9 +55,11 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
       waiting_(max_waiting + max_running_) {
     if (max_running_ < 1) throw std::invalid_argument("every limit of the scheduler must be at least 1");
     running_.reserve(max_running_);
-    plan_.chunks.reserve(max_running_);
     wishes_.reserve(max_running_);
-    plan_.copies.reserve(max_running_);
+    for (StepPlan& plan : plans_) {
+        plan.chunks.reserve(max_running_);
+        plan.copies.reserve(2 * max_running_);
+    }
 }
 
 void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int beam_width) const {
@@ -59,33 +82,71 @@ void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int be
 }
 
 const StepPlan& Scheduler::schedule() {
-    plan_.chunks.clear();
-    plan_.copies.clear();
-    plan_.num_tokens = plan_.num_logit_rows = plan_.num_decodes = plan_.num_drafts = 0;
-    plan_.queried_tokens = plan_.cached_tokens = plan_.recomputed_tokens = plan_.preemptions = 0;
-    lacks_blocks_ = false;
+    under_way_ = nullptr;
+    begin_plan();
     if (policy_ == CapacityPolicy::kMaxUtilization) make_room();
+    fill_plan();
+    return *plan_;
+}
+
+const StepPlan* Scheduler::schedule_ahead() {
+    const auto needs_host = [](const Request* request) { return request->needs_host(); };
+    if (std::any_of(running_.begin(), running_.end(), needs_host)) return nullptr;
+    if (!waiting_.empty() && needs_host(waiting_.front())) return nullptr;
+    if (policy_ == CapacityPolicy::kMaxUtilization && !has_room_ahead()) return nullptr;
+    under_way_ = plan_;
+    begin_plan();
+    fill_plan();
+    unused_ = plan_->chunks.empty();
+    return unused_ ? nullptr : plan_;
+}
+
+void Scheduler::begin_plan() {
+    lacks_blocks_ = false;
+    if (std::exchange(unused_, false)) return;
+    plan_ = plan_ == &plans_[0] ? &plans_[1] : &plans_[0];
+    plan_->chunks.clear();
+    plan_->copies.clear();
+    plan_->num_tokens = plan_->num_logit_rows = plan_->num_decodes = plan_->num_drafts = 0;
+    plan_->needs_host = false;
+    plan_->queried_tokens = plan_->cached_tokens = plan_->recomputed_tokens = plan_->preemptions = 0;
+}
+
+void Scheduler::fill_plan() {
     size_t decoding = 0;
     for (Request* request : running_) {
-        if (request->state != RequestState::kDecoding) continue;
+        if (!decodes(*request)) continue;
         ++decoding;
         add_decode(*request);
     }
-    plan_.num_decodes = static_cast<int>(plan_.chunks.size());
+    plan_->num_decodes = static_cast<int>(plan_->chunks.size());
     if (decoding < running_.size()) {
         for (Request* request : running_) {
-            if (request->state == RequestState::kPrefilling) add_prefill(*request);
+            if (request->state == RequestState::kPrefilling && request->num_pending() > 0) {
+                add_prefill(*request);
+            }
         }
     }
     admit();
-    return plan_;
+}
+
+// Whether the next token of every decoding request has a place in the cache and nobody who waits is to take
+// the place of a running request.
+bool Scheduler::has_room_ahead() {
+    for (Request* request : running_) {
+        if (decodes(*request) && !request->block_table.reserve(pool_, request->num_computed + 1)) {
+            return false;
+        }
+    }
+    return waiting_.empty() || running_.empty() ||
+           running_.back()->priority() <= waiting_.front()->priority();
 }
 
 // A place in the cache for the next token of every decoding request.
 void Scheduler::make_room() {
     for (size_t i = 0; i < running_.size();) {
         Request& request = *running_[i];
-        if (request.state != RequestState::kDecoding || request.beams != nullptr ||
+        if (!decodes(request) || request.beams != nullptr ||
             request.block_table.reserve(pool_, request.num_computed + 1)) {
             ++i;
             continue;
@@ -98,7 +159,7 @@ void Scheduler::make_room() {
         if (gone < i) --i;
     }
     // Whoever comes after somebody had to go would only drive out the next.
-    if (plan_.preemptions == 0 && !waiting_.empty()) make_room_for(*waiting_.front());
+    if (plan_->preemptions == 0 && !waiting_.empty()) make_room_for(*waiting_.front());
 }
 
 // Running requests of lower priority give way to one that waits, unless it would not be enough.
@@ -152,18 +213,19 @@ void Scheduler::preempt(size_t running) {
     request.state = RequestState::kWaiting;
     waiting_.push(request);
     ++request.preemptions;
-    ++plan_.preemptions;
+    ++plan_->preemptions;
 }
 
 void Scheduler::admit() {
     blocked_ = Blocked::kNothing;
     while (!waiting_.empty()) {
         Request& request = *waiting_.front();
+        if (under_way_ != nullptr && request.needs_host()) return;
         if (lacks_blocks_) {
             blocked_ = Blocked::kKvBlocks;
         } else if (!has_place_for(request)) {
             blocked_ = Blocked::kBatchSize;
-        } else if (plan_.num_tokens == limits_.max_num_tokens) {
+        } else if (plan_->num_tokens == limits_.max_num_tokens) {
             blocked_ = Blocked::kNumTokens;
         } else if (!open(request)) {
             blocked_ = Blocked::kKvBlocks;
@@ -197,7 +259,7 @@ bool Scheduler::open(Request& request) {
     refused_steps_ = 0;
     request.num_computed = found;
     if (request.block_table.cache_use().enabled && request.most_computed == 0) {
-        plan_.queried_tokens += request.prompt_tokens;
+        plan_->queried_tokens += request.prompt_tokens;
     }
     count_cached(request, found);
     return true;
@@ -218,7 +280,7 @@ bool Scheduler::promise_blocks(Request& request) {
 void Scheduler::count_cached(Request& request, int tokens) {
     if (request.most_computed > 0) return;  // back from a preemption: its own blocks
     request.cached_tokens += tokens;
-    plan_.cached_tokens += tokens;
+    plan_->cached_tokens += tokens;
 }
 
 // Skips what has come into the cache since the last look.
@@ -226,39 +288,31 @@ void Scheduler::reuse(Request& request) {
     std::optional<BlockCopy> copy;
     const int before = request.num_computed;
     request.num_computed = request.block_table.reuse(pool_, reusable(request), before, copy);
-    if (copy) plan_.copies.push_back(*copy);
+    if (copy) plan_->copies.push_back(*copy);
     count_cached(request, request.num_computed - before);
 }
 
-// Whether a chunk of this step fills the very block that the request needs next. All of the other request's
-// full blocks are in the prefix tree, and equal paths there are equal blocks.
+// Whether a chunk of this step, or of the one under way, fills the very block that the request needs next.
+// All full blocks of the other request are in the prefix tree or filled by that step, and equal paths there
+// are equal blocks.
 bool Scheduler::computed_by_another(const Request& request) const {
     const BlockTable& table = request.block_table;
-    const auto begin = static_cast<size_t>(table.num_cached()) * kBlockTokens;
-    const auto mine = reusable(request);
-    if (!table.cache_use().enabled || begin + kBlockTokens > mine.size()) return false;
-    const auto num_decodes = static_cast<std::ptrdiff_t>(plan_.num_decodes);
-    return std::any_of(plan_.chunks.begin() + num_decodes, plan_.chunks.end(), [&](const auto& chunk) {
-        const Request& other = *chunk.request;
-        const BlockTable& theirs = other.block_table;
-        const auto computed = static_cast<size_t>(other.num_computed);
-        if (theirs.num_cached() != table.num_cached() || computed >= begin + kBlockTokens ||
-            computed + static_cast<size_t>(chunk.num_tokens) < begin + kBlockTokens) {
-            return false;
-        }
-        if (begin > 0 ? theirs.blocks()[begin / kBlockTokens - 1] != table.blocks()[begin / kBlockTokens - 1]
-                      : theirs.cache_use().salt != table.cache_use().salt) {
-            return false;
-        }
-        const auto part = mine.subspan(begin, kBlockTokens);
-        return theirs.cache_use().enabled &&
-               std::equal(part.begin(), part.end(),
-                          other.tokens.begin() + static_cast<std::ptrdiff_t>(begin));
-    });
+    const int begin = table.num_cached() * kBlockTokens;
+    const auto tokens = reusable(request);
+    if (!table.cache_use().enabled || static_cast<size_t>(begin) + kBlockTokens > tokens.size() ||
+        request.num_computed >= begin + kBlockTokens) {
+        return false;
+    }
+    const auto part = tokens.subspan(static_cast<size_t>(begin), kBlockTokens);
+    const auto by = [&](const StepPlan& plan) {
+        return std::any_of(plan.chunks.begin() + plan.num_decodes, plan.chunks.end(),
+                           [&](const ScheduledChunk& chunk) { return fills(chunk, table, begin, part); });
+    };
+    return by(*plan_) || (under_way_ != nullptr && by(*under_way_));
 }
 
 void Scheduler::add_prefill(Request& request) {
-    if (plan_.num_tokens == limits_.max_num_tokens) return;
+    if (plan_->num_tokens == limits_.max_num_tokens) return;
     reuse(request);
     if (!computed_by_another(request)) add_chunk(request);
 }
@@ -267,26 +321,30 @@ void Scheduler::add_prefill(Request& request) {
 void Scheduler::add_decode(Request& request) {
     if (request.beams != nullptr) return add_beams(request);
     request.block_table.grow(pool_, request.num_computed + 1);
-    plan_.chunks.push_back({&request, 1, 1});
-    ++plan_.num_tokens;
-    ++plan_.num_logit_rows;
+    add_tokens(request, 1, 1);
+}
+
+void Scheduler::add_tokens(Request& request, int tokens, int logits, int beam) {
+    plan_->chunks.push_back({&request, tokens, logits, beam, 0, request.num_pending(), request.num_computed,
+                             plan_->num_logit_rows});
+    plan_->num_tokens += tokens;
+    plan_->num_logit_rows += logits;
+    plan_->needs_host |= request.needs_host();
 }
 
 void Scheduler::add_beams(Request& request) {
     BeamTables& tables = request.beams->tables;
-    plan_.copies.insert(plan_.copies.end(), tables.copies().begin(), tables.copies().end());
+    plan_->copies.insert(plan_->copies.end(), tables.copies().begin(), tables.copies().end());
     tables.grow(pool_, request.num_computed + 1);
     const int live = request.beams->search.num_live();
-    for (int beam = 0; beam < live; ++beam) plan_.chunks.push_back({&request, 1, 1, beam});
-    plan_.num_tokens += live;
-    plan_.num_logit_rows += live;
+    for (int beam = 0; beam < live; ++beam) add_tokens(request, 1, 1, beam);
 }
 
 // As much of the request as the budgets still hold; nothing when they are spent.
 void Scheduler::add_chunk(Request& request) {
     const int pending = request.num_pending();
-    const int rows_left = limits_.max_logit_rows - plan_.num_logit_rows;
-    int tokens = std::min(pending, limits_.max_num_tokens - plan_.num_tokens);
+    const int rows_left = limits_.max_logit_rows - plan_->num_logit_rows;
+    int tokens = std::min(pending, limits_.max_num_tokens - plan_->num_tokens);
     int logits = 0;
     if (request.wants_context_logits()) {
         tokens = logits = std::min(tokens, rows_left);
@@ -299,35 +357,37 @@ void Scheduler::add_chunk(Request& request) {
     }
     if (tokens <= 0) return;
     request.block_table.grow(pool_, request.num_computed + tokens);
-    plan_.chunks.push_back({&request, tokens, logits});
-    plan_.num_tokens += tokens;
-    plan_.num_logit_rows += logits;
-    plan_.recomputed_tokens +=
+    add_tokens(request, tokens, logits);
+    plan_->recomputed_tokens +=
         std::max(0, std::min(request.num_computed + tokens, request.most_computed) - request.num_computed);
 }
 
 void Scheduler::add_drafts(Drafter& drafter, const StepCost& cost) {
     drafter_ = &drafter;
     const int left =
-        std::min(limits_.max_num_tokens - plan_.num_tokens, limits_.max_logit_rows - plan_.num_logit_rows);
+        std::min(limits_.max_num_tokens - plan_->num_tokens, limits_.max_logit_rows - plan_->num_logit_rows);
     wishes_.clear();
-    for (int i = 0; i < plan_.num_decodes; ++i) {
-        Request& request = *plan_.chunks[static_cast<size_t>(i)].request;
+    for (int i = 0; i < plan_->num_decodes; ++i) {
+        Request& request = *plan_->chunks[static_cast<size_t>(i)].request;
         const int room = draft_room(request, std::min(left, drafter.max_tokens()));
         if (room > 0) wishes_.push_back({&request, room});
     }
     if (wishes_.empty()) return;
-    StepValue value(cost, plan_.num_decodes, left);
+    StepValue value(cost, plan_->num_decodes, left);
     drafter.draft(wishes_, value);
-    for (int i = 0; i < plan_.num_decodes; ++i) {
-        ScheduledChunk& chunk = plan_.chunks[static_cast<size_t>(i)];
+    for (int i = 0; i < plan_->num_decodes; ++i) {
+        ScheduledChunk& chunk = plan_->chunks[static_cast<size_t>(i)];
         chunk.num_drafts = place_drafts(*chunk.request);
         chunk.num_tokens += chunk.num_drafts;
         chunk.num_logits += chunk.num_drafts;
-        plan_.num_drafts += chunk.num_drafts;
+        plan_->num_drafts += chunk.num_drafts;
     }
-    plan_.num_tokens += plan_.num_drafts;
-    plan_.num_logit_rows += plan_.num_drafts;
+    plan_->num_tokens += plan_->num_drafts;
+    plan_->num_logit_rows = 0;
+    for (ScheduledChunk& chunk : plan_->chunks) {
+        chunk.row = plan_->num_logit_rows;
+        plan_->num_logit_rows += chunk.num_logits;
+    }
 }
 
 // The most guesses of use to a decoding request. The step itself gives a token behind the last right one.
@@ -357,14 +417,16 @@ int Scheduler::place_drafts(Request& request) {
     return tokens - fed;
 }
 
-void Scheduler::keep_computed() {
-    for (const ScheduledChunk& chunk : plan_.chunks) {
+void Scheduler::keep_computed(const StepPlan& plan) {
+    for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
         if (request.finish_reason == FinishReason::kError) {
             request.block_table.forget(pool_);  // what made its logits useless may lie in its blocks
         } else {
-            const int in_table = request.beams == nullptr ? request.num_computed : request.prompt_tokens;
-            request.block_table.keep(pool_, request.tokens, std::min(in_table, request.num_computed));
+            // Right drafts are computed as well. No step is planned ahead of one with drafts.
+            const int computed = chunk.num_drafts > 0 ? request.num_computed : chunk.end();
+            const int in_table = request.beams == nullptr ? computed : request.prompt_tokens;
+            request.block_table.keep(pool_, request.tokens, std::min(in_table, computed));
         }
         if (request.beams != nullptr && chunk.beam <= 0) follow_beams(request);
     }
@@ -381,12 +443,23 @@ void Scheduler::follow_beams(Request& request) {
     }
 }
 
+void Scheduler::drop_finished() {
+    const auto has_finished = [](const ScheduledChunk& chunk) {
+        return chunk.request->state == RequestState::kFinished;
+    };
+    auto& chunks = plan_->chunks;
+    const auto decodes = std::count_if(chunks.begin(), chunks.begin() + plan_->num_decodes, has_finished);
+    plan_->num_decodes -= static_cast<int>(decodes);
+    std::erase_if(chunks, has_finished);
+}
+
 void Scheduler::retire_finished() {
-    std::erase_if(running_, [this](Request* request) {
+    const auto finished = std::erase_if(running_, [this](Request* request) {
         if (request->state != RequestState::kFinished) return false;
         stop_running(*request);
         return true;
     });
+    if (finished > 0 && under_way_ != nullptr) drop_finished();
 }
 
 void Scheduler::abandon() noexcept {

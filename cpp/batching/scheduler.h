@@ -1,6 +1,7 @@
 // What runs in the next step.
 #pragma once
 
+#include <array>
 #include <span>
 #include <vector>
 
@@ -30,10 +31,13 @@ struct ScheduledChunk {
     int num_logits = 0;
     int beam = -1;  // of a beam search, once the prompt is computed; its beams lie side by side, 0 first
     int num_drafts = 0;
+    int request_pending = 0;  // tokens that the request has pending before the step
+    int start = 0;            // position of the first of its tokens
+    int row = 0;              // of the step's logits: the first of its own
 
     [[nodiscard]] const int32_t* tokens() const {
         if (beam >= 0) return &request->beams->search.output(beam).back();
-        return request->tokens.data() + request->num_computed;
+        return request->tokens.data() + start;
     }
     [[nodiscard]] std::span<const int32_t> blocks() const {
         return beam >= 0 ? request->beams->tables.blocks(beam) : request->block_table.blocks();
@@ -44,7 +48,9 @@ struct ScheduledChunk {
     }
     [[nodiscard]] int num_pending() const { return num_tokens - num_drafts; }
     // All pending tokens are fed, so the last one's logits give the next token.
-    [[nodiscard]] bool completes() const { return num_pending() == request->num_pending(); }
+    [[nodiscard]] bool completes() const { return num_pending() == request_pending; }
+    // Positions that the KV cache holds behind the step, without drafts.
+    [[nodiscard]] int end() const { return start + num_pending(); }
 };
 
 struct StepPlan {
@@ -54,6 +60,7 @@ struct StepPlan {
     int num_logit_rows = 0;
     int num_decodes = 0;
     int num_drafts = 0;         // of num_tokens
+    bool needs_host = false;    // a request in it does
     int queried_tokens = 0;     // prompt tokens that were looked for in the cache
     int cached_tokens = 0;      //               that were found there
     int recomputed_tokens = 0;  // of num_tokens: computed before, and lost by a preemption
@@ -83,7 +90,14 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens };
 //   block that somebody else was promised or could need to grow by.
 //
 // So every step moves every decoding request and the first prefill; there is no deadlock, no starvation among
-// equals and no idle step. Not thread-safe: the engine thread owns it. Allocates in the constructor only.
+// equals and no idle step.
+//
+// A step can be planned while the one before it is under way (schedule_ahead), whose tokens count as pending
+// ones by then. Steps run in order, so what one writes to the KV cache the next may read, and a block that
+// one gave back may be another's in the next. A request that turns out to have ended has a row in the step
+// planned ahead, which is nobody's then.
+//
+// Not thread-safe: the engine thread owns it. Allocates in the constructor only.
 class Scheduler {
 public:
     // max_waiting: requests that the queue holds without allocating.
@@ -94,15 +108,20 @@ public:
     void check_can_ever_run(int prompt_tokens, int max_new_tokens, int beam_width = 0) const;
 
     void enqueue(Request& request) { waiting_.push(request); }
-    // The next step; empty chunks only when nothing is left to do. Valid until the next call.
+    // The next step, no other being under way; empty chunks only when nothing is left to do. A plan is valid
+    // until the call after the next.
     [[nodiscard]] const StepPlan& schedule();
     // Adds guesses to the plan that schedule() made. `cost`: what steps took so far.
     void add_drafts(Drafter& drafter, const StepCost& cost);
+    // The step behind the one under way, planned last and started. None where that one's tokens must be known
+    // first: a request looks at them (Request::needs_host), has to give way to another, or all of them end.
+    [[nodiscard]] const StepPlan* schedule_ahead();
     // The plan was carried out: its full blocks enter the prefix cache.
-    void keep_computed();
+    void keep_computed(const StepPlan& plan);
     // The plan failed on the device, and nobody knows what the KV cache holds.
     void forget_cache() { pool_.forget_all(); }
-    // Takes finished requests out of the running set and gives their KV blocks back.
+    // Takes finished requests out of the running set, and out of the plan made ahead, and gives their KV
+    // blocks back.
     void retire_finished();
     // Takes one request out, wherever it is. Its state must be kFinished.
     void remove(Request& request);
@@ -115,6 +134,10 @@ public:
     [[nodiscard]] Blocked blocked() const { return blocked_; }
 
 private:
+    void begin_plan();
+    void fill_plan();
+    [[nodiscard]] bool has_room_ahead();
+    void drop_finished();
     void make_room();
     void make_room_for(const Request& request);
     void preempt(size_t running);
@@ -129,6 +152,7 @@ private:
     void reuse(Request& request);
     [[nodiscard]] bool computed_by_another(const Request& request) const;
     void count_cached(Request& request, int tokens);
+    void add_tokens(Request& request, int tokens, int logits, int beam = -1);
     void add_decode(Request& request);
     void add_beams(Request& request);
     void follow_beams(Request& request);
@@ -145,9 +169,12 @@ private:
     RequestQueue waiting_;
     std::vector<Request*> running_;  // in the order in which they are served
     size_t extra_beams_ = 0;         // sequences that they may run besides one each
-    StepPlan plan_;
     std::vector<DraftWish> wishes_;
     Drafter* drafter_ = nullptr;  // the one that was last asked
+    std::array<StepPlan, 2> plans_;
+    StepPlan* plan_ = &plans_[0];          // made last
+    const StepPlan* under_way_ = nullptr;  // the step that ran when plan_ was made ahead
+    bool unused_ = false;                  // plan_ is of nobody, and what it copies and counts is still to do
     Blocked blocked_ = Blocked::kNothing;
     bool lacks_blocks_ = false;  // in this step a decoding request took the blocks of another
     // The request that could not be opened at the last try, what was available then, and the tries since.

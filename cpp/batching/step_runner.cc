@@ -30,43 +30,70 @@ StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_
       sampler_(vocab_size, vocab_limit),
       sampling_(limits, vocab_limit) {
     token_ids_.reserve(static_cast<size_t>(limits.max_num_tokens));
+    token_sources_.reserve(static_cast<size_t>(limits.max_num_tokens));
     positions_.reserve(static_cast<size_t>(limits.max_num_tokens));
     logit_rows_.reserve(static_cast<size_t>(limits.max_logit_rows));
     sequences_.reserve(static_cast<size_t>(limits.max_batch_size));
 }
 
 void StepRunner::pack(const StepPlan& plan) {
-    token_ids_.clear();
-    positions_.clear();
+    for (auto* array : {&token_ids_, &token_sources_, &positions_}) {
+        array->resize(static_cast<size_t>(plan.num_tokens));
+    }
     logit_rows_.clear();
     sequences_.clear();
     sampling_.clear();
     device_samples_ = device_.samples();
+    int first_row = 0;
     for (const ScheduledChunk& chunk : plan.chunks) {
-        const Request& request = *chunk.request;
-        const auto first_row = static_cast<int32_t>(token_ids_.size());
-        const int32_t* tokens = chunk.tokens();
-        token_ids_.insert(token_ids_.end(), tokens, tokens + chunk.num_pending());
-        token_ids_.insert(token_ids_.end(), request.drafts.begin(), request.drafts.end());
-        for (int t = 0; t < chunk.num_tokens; ++t) positions_.push_back(request.num_computed + t);
+        pack_tokens(chunk, first_row);
         for (int t = chunk.num_tokens - chunk.num_logits; t < chunk.num_tokens; ++t) {
             logit_rows_.push_back(first_row + t);
         }
-        sequences_.push_back({first_row, chunk.num_tokens, request.num_computed, chunk.blocks()});
+        sequences_.push_back({first_row, chunk.num_tokens, chunk.start, chunk.blocks()});
         device_samples_ = device_samples_ && sampling_.add(chunk);
+        first_row += chunk.num_tokens;
     }
 }
 
-void StepRunner::forward(const StepPlan& plan) {
+// The last of the pending tokens may be one that the step under way is still choosing.
+void StepRunner::pack_tokens(const ScheduledChunk& chunk, int first_row) {
+    const Request& request = *chunk.request;
+    const int32_t* tokens = chunk.tokens();
+    const int pending = chunk.num_pending();
+    const int known = chunk.beam >= 0 ? pending : request.num_tokens() - chunk.start;
+    const auto row = static_cast<size_t>(first_row);
+    for (int t = 0; t < pending; ++t) {
+        token_ids_[row + static_cast<size_t>(t)] = t < known ? tokens[t] : 0;
+        token_sources_[row + static_cast<size_t>(t)] = t < known ? -1 : request.awaited_row;
+    }
+    for (int t = pending; t < chunk.num_tokens; ++t) {
+        token_ids_[row + static_cast<size_t>(t)] = request.drafts[static_cast<size_t>(t - pending)];
+        token_sources_[row + static_cast<size_t>(t)] = -1;
+    }
+    for (int t = 0; t < chunk.num_tokens; ++t) positions_[row + static_cast<size_t>(t)] = chunk.start + t;
+}
+
+void StepRunner::start(const StepPlan& plan) {
     for (const BlockCopy& copy : plan.copies) device_.copy_kv_block(copy.from, copy.to);
-    const Batch batch{token_ids_, positions_, logit_rows_, sequences_};
-    const size_t rows = logit_rows_.size();
+    run(plan, {token_ids_, positions_, logit_rows_, sequences_, token_sources_});
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        Request& request = *chunk.request;
+        request.num_computed = chunk.end();
+        if (!chunk.completes() || request.max_new_tokens == 0 || request.beams != nullptr) continue;
+        request.state = RequestState::kDecoding;
+        ++request.awaited_tokens;
+        request.awaited_row = chunk.row + chunk.num_logits - 1;
+    }
+}
+
+void StepRunner::run(const StepPlan& plan, const Batch& batch) {
+    if (queued()) return device_.start(batch, sampling_.batch());
     if (device_samples_) {
         sampled_ = device_.forward_and_sample(batch, sampling_.batch());
-        if (sampled_.rows.size() == rows) return;
-        throw std::logic_error("the device returned " + std::to_string(sampled_.rows.size()) +
-                               " tokens for " + std::to_string(rows) + " rows of logits");
+        return check_sampled(plan);
     }
+    const size_t rows = logit_rows_.size();
     logits_ = device_.forward(batch);
     if (logits_.size() != rows * vocab_size_) {
         throw std::logic_error("the device returned " + std::to_string(logits_.size()) + " logits for " +
@@ -74,15 +101,25 @@ void StepRunner::forward(const StepPlan& plan) {
     }
 }
 
+void StepRunner::finish(const StepPlan& plan) {
+    sampled_ = device_.finish();
+    check_sampled(plan);
+}
+
+void StepRunner::check_sampled(const StepPlan& plan) const {
+    if (sampled_.rows.size() == static_cast<size_t>(plan.num_logit_rows)) return;
+    throw std::logic_error("the device returned " + std::to_string(sampled_.rows.size()) + " tokens for " +
+                           std::to_string(plan.num_logit_rows) + " rows of logits");
+}
+
 void StepRunner::process_logits(const StepPlan& plan, LogitsExchange& exchange,
                                 std::chrono::steady_clock::duration patience) {
-    size_t row = 0;
     bool any = false;
     for (const ScheduledChunk& chunk : plan.chunks) {
-        row += static_cast<size_t>(chunk.num_logits);
         const Request& request = *chunk.request;
         if (!wants_processing(chunk)) continue;
-        exchange.show(request.id, request.output(), logits_.subspan((row - 1) * vocab_size_, vocab_size_));
+        const auto row = static_cast<size_t>(chunk.row + chunk.num_logits - 1);
+        exchange.show(request.id, request.output(), logits_.subspan(row * vocab_size_, vocab_size_));
         any = true;
     }
     if (!any) return;
@@ -99,28 +136,25 @@ void StepRunner::process_logits(const StepPlan& plan, LogitsExchange& exchange,
 }
 
 int StepRunner::sample(const StepPlan& plan) {
-    size_t row = 0;
     int right = 0;
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
-        const bool completes = chunk.completes();
-        const auto end = row + static_cast<size_t>(chunk.num_logits);
+        const auto row = static_cast<size_t>(chunk.row);
         if (request.wants_context_logits()) keep_prompt_rows(chunk, row);
-        if (chunk.last_of_request()) request.num_computed += chunk.num_pending();
-        if (request.state == RequestState::kFinished) {
-            // Its grammar had no mask to give, its processor no logits, or its prompt or another beam no
-            // finite logits.
-        } else if (completes && request.max_new_tokens == 0) {
+        if (!chunk.completes() || request.state == RequestState::kFinished) {
+            // Not yet, or not any more: cancelled while the step ran, or its grammar had no mask to give, its
+            // processor no logits, or its prompt or another beam no finite logits.
+        } else if (request.max_new_tokens == 0) {
             request.finish(FinishReason::kLength);
-        } else if (completes && request.beams != nullptr) {
-            continue_beam(chunk, end - 1);
-        } else if (completes) {
-            const auto first = end - static_cast<size_t>(chunk.num_drafts) - 1;
+        } else if (request.beams != nullptr) {
+            continue_beam(chunk, row + static_cast<size_t>(chunk.num_logits) - 1);
+        } else {
+            --request.awaited_tokens;
+            const auto first = row + static_cast<size_t>(chunk.num_logits - chunk.num_drafts) - 1;
             sample_next(request, first);
-            right += sample_drafted(chunk, first + 1);
+            if (chunk.num_drafts > 0) right += sample_drafted(chunk, first + 1);
         }
-        request.drafts.clear();
-        row = end;
+        if (chunk.num_drafts > 0) request.drafts.clear();
     }
     return right;
 }
@@ -144,15 +178,15 @@ void StepRunner::keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row)
     if (request.context_logits != nullptr) {
         std::copy_n(logits_.data() + first_row * vocab_size_,
                     static_cast<size_t>(chunk.num_logits) * vocab_size_,
-                    request.context_logits.get() + static_cast<size_t>(request.num_computed) * vocab_size_);
+                    request.context_logits.get() + static_cast<size_t>(chunk.start) * vocab_size_);
     }
     if (request.params.prompt_logprobs >= 0) {
         for (int i = 0; i < chunk.num_logits; ++i) {
-            score_prompt(request, first_row + static_cast<size_t>(i), request.num_computed + i);
+            score_prompt(request, first_row + static_cast<size_t>(i), chunk.start + i);
         }
     }
     request.context_rows_left =
-        std::min(request.context_rows_left, request.prompt_tokens - request.num_computed - chunk.num_logits);
+        std::min(request.context_rows_left, request.prompt_tokens - chunk.start - chunk.num_logits);
 }
 
 // The row's logits, those of the token at `position`, predict the prompt token after it.
@@ -167,8 +201,8 @@ void StepRunner::score_prompt(Request& request, size_t row, int position) {
 
 void StepRunner::sample_next(Request& request, size_t row) {
     std::span<TokenLogprob> top;
-    if (request.params.logprobs > 0) top = request.output_scores.top_of(request.num_output());
-    if (request.params.generation_logits) {
+    if (request.row_sampling.num_logprobs > 0) top = request.output_scores.top_of(request.num_output());
+    if (request.generation_logits != nullptr) {
         std::copy_n(
             logits_.data() + row * vocab_size_, vocab_size_,
             request.generation_logits.get() + static_cast<size_t>(request.num_output()) * vocab_size_);

@@ -21,20 +21,29 @@ public:
 
     // Lays the plan out as rows of the batch.
     void pack(const StepPlan& plan);
-    // Copies what the plan says and runs the packed batch. What the device throws passes through.
-    void forward(const StepPlan& plan);
-    // Counts the plan's tokens as computed, samples a token for every chunk that completes, and ends the
-    // requests that reach their end. Behind a token that was drafted it samples the one after it, from the
-    // row of the draft. Logits that cannot be sampled from end their own request only. Returns how many
-    // drafts were right.
+    // Copies what the plan says and runs the packed batch, or lets the device begin with it (queued); then
+    // counts the plan's tokens as computed. What the device throws passes through.
+    void start(const StepPlan& plan);
+    // Waits until a queued step is done. What the device throws passes through.
+    void finish(const StepPlan& plan);
+    // Samples a token for every chunk that completes, and ends the requests that reach their end. Behind a
+    // token that was drafted it samples the one after it, from the row of the draft, and counts the draft as
+    // computed. Logits that cannot be sampled from end their own request only. Returns how many drafts were
+    // right.
     int sample(const StepPlan& plan);
     // Has the rows of logits changed from which requests with processors choose; ends those that fail.
     void process_logits(const StepPlan& plan, LogitsExchange& exchange,
                         std::chrono::steady_clock::duration patience);
     // Whether the packed batch's tokens are chosen on the device.
     [[nodiscard]] bool device_samples() const { return device_samples_; }
+    // Whether the packed batch is one that the device queues, so that the next may be packed before it is
+    // done.
+    [[nodiscard]] bool queued() const { return device_samples_ && device_.queues(); }
 
 private:
+    void pack_tokens(const ScheduledChunk& chunk, int first_row);
+    void run(const StepPlan& plan, const Batch& batch);
+    void check_sampled(const StepPlan& plan) const;
     void keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row);
     void score_prompt(Request& request, size_t row, int position);
     void sample_next(Request& request, size_t row);
@@ -46,6 +55,7 @@ private:
     size_t vocab_size_;
     Sampler sampler_;
     std::vector<int32_t> token_ids_;
+    std::vector<int32_t> token_sources_;
     std::vector<int32_t> positions_;
     std::vector<int32_t> logit_rows_;
     std::vector<SequenceSlice> sequences_;

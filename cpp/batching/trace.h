@@ -27,10 +27,12 @@ struct StepRecord {
     int kv_blocks_cached = 0;
     int graph = 0;  // sequences of the CUDA graph that was replayed; 0: none was
     bool device_sampled = false;
+    bool ahead = false;   // planned and started while the step before was on the device
     double intake = 0;    // seconds: taking in submissions and cancels
     double schedule = 0;  //          choosing what runs and packing it
     double draft = 0;     //          guessing what comes next
-    double forward = 0;   //          on the device
+    double queued = 0;    //          behind the step before, on the device
+    double forward = 0;   //          on the device, from then on
     double sample = 0;    //          choosing tokens
 };
 

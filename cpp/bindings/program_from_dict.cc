@@ -322,8 +322,11 @@ Program program_from_dict(nb::handle dict, nb::handle images) {
     if (const nb::object sampling = fields.optional("sampling"); sampling.is_valid()) {
         read_steps(sampling, "program.sampling", program, values, weights, program.sampling);
     }
+    if (const nb::object feeding = fields.optional("feeding"); feeding.is_valid()) {
+        read_steps(feeding, "program.feeding", program, values, weights, program.feeding);
+    }
     fields.finish({"format", "target", "vocab_size", "limits", "arena_bytes", "values", "weights", "steps",
-                   "sampling", "kv_layers", "kernels", "prefill_tile"});
+                   "sampling", "feeding", "kv_layers", "kernels", "prefill_tile"});
     return program;
 }
 

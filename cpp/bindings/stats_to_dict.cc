@@ -41,9 +41,11 @@ nb::dict record_to_dict(const StepRecord& record) {
     dict["kv_blocks_cached"] = record.kv_blocks_cached;
     dict["graph"] = record.graph;
     dict["device_sampled"] = record.device_sampled;
+    dict["ahead"] = record.ahead;
     dict["intake_s"] = record.intake;
     dict["schedule_s"] = record.schedule;
     dict["draft_s"] = record.draft;
+    dict["queued_s"] = record.queued;
     dict["forward_s"] = record.forward;
     dict["sample_s"] = record.sample;
     return dict;
@@ -86,6 +88,7 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["steps"] = stats.steps;
     dict["graph_steps"] = stats.graph_steps;
     dict["device_sampled_steps"] = stats.device_sampled_steps;
+    dict["ahead_steps"] = stats.ahead_steps;
     dict["prompt_tokens"] = stats.prompt_tokens;
     dict["generated_tokens"] = stats.generated_tokens;
     dict["draft_tokens"] = stats.draft_tokens;

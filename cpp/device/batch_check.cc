@@ -37,4 +37,32 @@ void check_batch(const Batch& batch, const Limits& limits, bool has_cache, int n
     if (next != static_cast<int64_t>(tokens)) fail("sequences do not cover all rows");
 }
 
+void check_token_sources(const Batch& batch, size_t rows) {
+    const auto& sources = batch.token_sources;
+    if (!sources.empty() && sources.size() != batch.token_ids.size()) {
+        throw std::invalid_argument("batch: token_sources and token_ids differ in length");
+    }
+    for (const int32_t source : sources) {
+        if (source >= 0 && static_cast<size_t>(source) >= rows) {
+            throw std::invalid_argument("batch: a token comes from row " + std::to_string(source) + " of " +
+                                        std::to_string(rows) + " of the step before");
+        }
+    }
+}
+
+void check_sampling(const Batch& batch, const SamplingBatch& sampling, int vocab_size) {
+    const auto fail = [](const char* what) { throw std::invalid_argument(std::string("sampling: ") + what); };
+    if (sampling.rows.size() != batch.logit_rows.size()) fail("not one entry for each row of logits");
+    if (sampling.edits.size() > kMaxLogitEdits) fail("too many edits");
+    for (const RowSampling& row : sampling.rows) {
+        if (row.num_logprobs > kMaxDeviceLogprobs) fail("too many log-probabilities");
+    }
+    for (const LogitEdit& edit : sampling.edits) {
+        if (edit.row < 0 || static_cast<size_t>(edit.row) >= sampling.rows.size() || edit.token < 0 ||
+            edit.token >= vocab_size) {
+            fail("an edit is out of range");
+        }
+    }
+}
+
 }  // namespace castiron

@@ -9,4 +9,10 @@ namespace castiron {
 // its block tables lie inside a pool of num_blocks blocks. has_cache: the program has KV layers.
 void check_batch(const Batch& batch, const Limits& limits, bool has_cache, int num_blocks);
 
+// Throws std::invalid_argument unless tokens come from rows of the step before, which had `rows` of them.
+void check_token_sources(const Batch& batch, size_t rows);
+
+// Throws std::invalid_argument unless every row of logits has an entry and all numbers are in range.
+void check_sampling(const Batch& batch, const SamplingBatch& sampling, int vocab_size);
+
 }  // namespace castiron

@@ -13,4 +13,12 @@ SampledRows Device::forward_and_sample(const Batch&, const SamplingBatch&) {
     throw std::logic_error("this device does not sample");
 }
 
+void Device::start(const Batch&, const SamplingBatch&) {
+    throw std::logic_error("this device runs a step to its end");
+}
+
+SampledRows Device::finish() {
+    throw std::logic_error("no step is under way");
+}
+
 }  // namespace castiron

@@ -22,12 +22,16 @@ struct SequenceSlice {
     std::span<const int32_t> block_table;
 };
 
-// A step: everything a device needs besides the program. All spans stay valid until forward() returns.
+// A step: everything a device needs besides the program. All spans stay valid until the call that they are
+// given to returns.
 struct Batch {
     std::span<const int32_t> token_ids;        // [T]
     std::span<const int32_t> positions;        // [T]
     std::span<const int32_t> logit_rows;       // [N] rows of the packed tokens, ascending
     std::span<const SequenceSlice> sequences;  // in row order, covering all T rows
+    // Empty, or [T]: the row of logits whose token, as the step started before chooses it, is the row's
+    // token; -1 where token_ids has it.
+    std::span<const int32_t> token_sources{};
 };
 
 // How the token of one row of logits is chosen on the device; the numbers mean what they mean in
@@ -59,7 +63,8 @@ struct SamplingBatch {
     std::span<const LogitEdit> edits;   // at most kMaxLogitEdits
 };
 
-// What was chosen, valid until the next step.
+// What was chosen, valid until the next step; of steps that are started, until the second start() after its
+// own.
 struct SampledRows {
     struct Row {
         int32_t token = -1;
@@ -99,6 +104,13 @@ public:
     [[nodiscard]] virtual bool samples() const { return false; }
     // Run the program and choose a token for each row of logits, which stay on the device.
     [[nodiscard]] virtual SampledRows forward_and_sample(const Batch& batch, const SamplingBatch& sampling);
+    // Whether start() and finish() can be called.
+    [[nodiscard]] virtual bool queues() const { return false; }
+    // Begins what forward_and_sample() does and returns. One more step may be started while one is under way:
+    // it runs behind it, as do copies of KV blocks. After an exception of any call no step is under way.
+    virtual void start(const Batch& batch, const SamplingBatch& sampling);
+    // Waits for the first of the steps under way.
+    [[nodiscard]] virtual SampledRows finish();
     // Sequences that the graph replayed by the last step was captured for; 0: its kernels were launched one
     // by one.
     [[nodiscard]] virtual int graph_bucket() const { return 0; }

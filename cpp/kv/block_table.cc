@@ -1,5 +1,6 @@
 #include "kv/block_table.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -93,7 +94,7 @@ int BlockTable::reuse(BlockPool& pool, std::span<const int32_t> tokens, int comp
         const auto found =
             pool.tree().find(path_end(), use_.salt, tokens.subspan(static_cast<size_t>(begin)));
         if (found.tokens == kBlockTokens && share(pool, found.block)) {
-            computed = begin + kBlockTokens;
+            computed = std::max(computed, begin + kBlockTokens);
             continue;
         }
         const int end = begin + found.tokens;

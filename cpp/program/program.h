@@ -78,7 +78,8 @@ enum class StepInput : uint8_t {
     kDecodeSeq,
     kTileSeq,
     kTileRow,
-    kTemperature,  // of Program::sampling alone, from here on
+    kTokenSource,  // of Program::sampling and feeding alone, from here on
+    kTemperature,
     kTopK,
     kTopP,
     kMinP,
@@ -160,6 +161,7 @@ struct Program {
     std::vector<Weight> weights;
     std::vector<Step> steps;
     std::vector<Step> sampling;  // run after the steps when tokens are chosen on the device
+    std::vector<Step> feeding;   // run before them when tokens come from what the step before chose
     std::vector<KvLayer> kv_layers;
     std::vector<Kernel> kernels;
     int prefill_tile = 0;

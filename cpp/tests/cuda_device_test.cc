@@ -18,7 +18,8 @@ namespace {
 constexpr int kVocab = 8;
 
 // One step whose kernel is given (logits, token ids, weight, k_cache, T, 7, 0.5, hidden).
-std::shared_ptr<Program> make_program(bool sampling = false) {
+// With feeding, a kernel ahead of it is given (token ids, token sources, sampled, T).
+std::shared_ptr<Program> make_program(bool sampling = false, bool feeding = false) {
     auto program = std::make_shared<Program>();
     program->target = "sm_90";
     program->vocab_size = kVocab;
@@ -68,6 +69,20 @@ std::shared_ptr<Program> make_program(bool sampling = false) {
     choose.kernel = "sample";
     choose.launches.push_back(sample);
     program->sampling.push_back(choose);
+    if (!feeding) return program;
+    program->kernels.push_back(
+        {"feed", "feed_kernel", "cubin", "", 32, 0, {P::kPtr, P::kPtr, P::kPtr, P::kI32}, 0, 0});
+    Launch feed;
+    feed.kernel = 2;
+    feed.grid = {{Dim::kTokens, 1, 1, 0}};
+    feed.args = {{K::kInput, static_cast<int64_t>(StepInput::kTokenIds), 0},
+                 {K::kInput, static_cast<int64_t>(StepInput::kTokenSource), 0},
+                 {K::kValue, 2, 0},
+                 {K::kSize, Dim::kTokens, 0}};
+    Step take;
+    take.kernel = "feed";
+    take.launches.push_back(feed);
+    program->feeding.push_back(take);
     return program;
 }
 
@@ -77,12 +92,21 @@ struct Machine {
     Machine() {
         cuda.signatures["head_kernel"] = {8, 8, 8, 8, 4, 4, 4, 8};
         cuda.signatures["sample_kernel"] = {8, 8, 4};
+        cuda.signatures["feed_kernel"] = {8, 8, 8, 4};
         cuda.kernel = [this](const FakeLaunch& launch) {
             last = launch;
+            if (launch.function == "feed_kernel") {
+                auto* ids = reinterpret_cast<int32_t*>(launch.param<cu::Address>(0));
+                const auto* sources = reinterpret_cast<const int32_t*>(launch.param<cu::Address>(1));
+                const auto* sampled = reinterpret_cast<const int32_t*>(launch.param<cu::Address>(2));
+                for (int i = 0; i < launch.param<int32_t>(3); ++i)
+                    if (sources[i] >= 0) ids[i] = sampled[2 * sources[i]];
+                return;
+            }
             if (launch.function == "sample_kernel") {
                 auto* rows = reinterpret_cast<int32_t*>(launch.param<cu::Address>(0));
                 for (unsigned i = 0; i < launch.grid[0]; ++i)
-                    rows[2 * i] = static_cast<int32_t>(i), rows[2 * i + 1] = 0;
+                    rows[2 * i] = static_cast<int32_t>(i) + first_token, rows[2 * i + 1] = 0;
                 random = launch.param<int32_t>(2);
                 return;
             }
@@ -98,11 +122,11 @@ struct Machine {
         };
     }
 
-    std::unique_ptr<CudaDevice> device(bool sampling = false, bool graphs = true) {
+    std::unique_ptr<CudaDevice> device(bool sampling = false, bool graphs = true, bool feeding = false) {
         driver = cuda.driver();
         CudaOptions options;
         options.graphs = graphs;
-        auto made = make_cuda_device(make_program(sampling), options, driver);
+        auto made = make_cuda_device(make_program(sampling, feeding), options, driver);
         made->reserve_kv(8);
         return made;
     }
@@ -122,6 +146,7 @@ struct Machine {
     FakeLaunch last;
     int32_t tokens = 0;
     int32_t random = 0;
+    int32_t first_token = 0;  // that the next sampling chooses for row 0
 };
 
 // `count` sequences that decode their second token.
@@ -243,6 +268,63 @@ TEST_CASE("tokens are chosen on the device: within the graph if plain, behind it
     const std::vector<LogitEdit> wild{{3, 5, -1}};
     CHECK_THROWS_AS(static_cast<void>(device->forward_and_sample(step.batch(), {rows, wild})),
                     std::invalid_argument);
+}
+
+TEST_CASE(
+    "a step is started behind another: it takes its tokens, and neither overwrites what is the other's") {
+    for (const bool graphs : {false, true}) {
+        Machine machine;
+        auto device = machine.device(true, graphs, true);
+        CHECK(device->queues());
+        CHECK(device->facts().graphs == (graphs ? 18 : 0));  // 1, 2, 4 in three kinds, for two slots
+        const DecodeStep first(3);
+        const DecodeStep second(2);
+        const std::vector<RowSampling> sampling(3);
+        const auto two = std::span(sampling).first(2);
+        machine.first_token = 4;
+        device->start(first.batch(), {sampling, {}});
+        CHECK(device->graph_bucket() == (graphs ? 4 : 0));
+        // The requests of rows 2 and 0 go on.
+        const std::vector<int32_t> sources{2, 0};
+        Batch behind = second.batch();
+        behind.token_sources = sources;
+        machine.cuda.calls.clear();
+        machine.first_token = 1;
+        device->start(behind, {two, {}});
+        if (graphs) {
+            CHECK(machine.cuda.calls ==
+                  std::map<std::string, int>{{"cuEventRecord", 1}, {"cuGraphLaunch", 1}});
+        }
+        CHECK_THROWS_AS(device->start(behind, {two, {}}), std::logic_error);  // which drops what is under way
+        CHECK_THROWS_AS(static_cast<void>(device->finish()), std::logic_error);
+
+        machine.first_token = 4;
+        device->start(first.batch(), {sampling, {}});
+        machine.first_token = 1;
+        device->start(behind, {two, {}});
+        machine.cuda.calls.clear();
+        const SampledRows one = device->finish();
+        REQUIRE(one.rows.size() == 3);
+        for (int i = 0; i < 3; ++i) CHECK(one.rows[static_cast<size_t>(i)].token == 4 + i);
+        const SampledRows other = device->finish();
+        REQUIRE(other.rows.size() == 2);
+        for (int i = 0; i < 2; ++i) CHECK(other.rows[static_cast<size_t>(i)].token == 1 + i);
+        CHECK(one.rows[0].token == 4);  // still
+        CHECK(machine.cuda.calls ==
+              std::map<std::string, int>{{"cuEventSynchronize", 1}, {"cuStreamSynchronize", 1}});
+        // The head's logits are the token ids that it was given.
+        device->start(first.batch(), {sampling, {}});
+        static_cast<void>(device->finish());
+        const auto logits = device->forward(behind);
+        CHECK(logits[0] == 3);
+        CHECK(logits[kVocab] == 1);
+
+        behind.token_sources = std::span(sources).first(1);
+        CHECK_THROWS_AS(device->start(behind, {two, {}}), std::invalid_argument);
+        const std::vector<int32_t> beyond{3, -1};
+        behind.token_sources = beyond;
+        CHECK_THROWS_AS(device->start(behind, {two, {}}), std::invalid_argument);
+    }
 }
 
 TEST_CASE("a failure in a step names what failed; a sticky one loses the device") {

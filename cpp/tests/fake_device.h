@@ -7,13 +7,16 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <limits>
+#include <list>
 #include <numeric>
 #include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -88,9 +91,10 @@ inline SampledRows::Row choose_token(std::span<const float> logits, const RowSam
 
 class FakeDevice : public Device {
 public:
-    // on_device: it chooses tokens itself.
-    FakeDevice(const Limits& limits, int vocab_size, bool on_device = false)
-        : limits_(limits), vocab_size_(vocab_size), on_device_(on_device) {
+    // on_device: it chooses tokens itself. queues: steps can be started, and run when somebody waits for
+    // them, as late as a device may.
+    FakeDevice(const Limits& limits, int vocab_size, bool on_device = false, bool queues = false)
+        : limits_(limits), vocab_size_(vocab_size), on_device_(on_device || queues), queues_(queues) {
         logits_.reserve(static_cast<size_t>(limits.max_logit_rows) * static_cast<size_t>(vocab_size));
     }
 
@@ -98,12 +102,12 @@ public:
     void reserve_kv(int num_blocks) override {
         cache_.assign(static_cast<size_t>(num_blocks) * kBlockTokens, kNothing);
     }
-    void copy_kv_block(int from, int to) override {
-        for (int i = 0; i < kBlockTokens; ++i) slot(to, i) = slot(from, i);
-    }
+    void copy_kv_block(int from, int to) override { copies_.push_back({from, to}); }
 
     std::span<const float> forward(const Batch& batch) override {
         ++steps;
+        copy_blocks(copies_);
+        copies_.clear();
         if (delay.count() > 0) std::this_thread::sleep_for(delay);
         while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         if (lost) throw DeviceLostError("the fake device was told to vanish");
@@ -159,14 +163,52 @@ public:
         return {sampled_, top_ids_, top_logprobs_};
     }
 
+    bool queues() const override { return queues_; }
+    void start(const Batch& batch, const SamplingBatch& sampling) override {
+        require(under_way_.size() < 2, "a third step is started");
+        if (fails_at_start) throw_failure();
+        under_way_.push_back({batch, sampling, std::exchange(copies_, {}), poisoned_history});
+        require(!batch.token_sources.empty() || under_way_.size() == 1, "no token sources");
+        for (const int32_t source : batch.token_sources) {
+            const auto rows = under_way_.front().logit_rows.size();
+            require(source < 0 || (under_way_.size() == 2 && static_cast<size_t>(source) < rows),
+                    "a token comes from a row that no step under way has");
+        }
+    }
+    SampledRows finish() override {
+        require(!under_way_.empty(), "no step is under way");
+        Queued step = std::move(under_way_.front());
+        under_way_.pop_front();
+        copy_blocks(step.copies);
+        for (size_t row = 0; row < step.token_sources.size(); ++row) {
+            const int32_t source = step.token_sources[row];
+            // The request of a row without a token has ended.
+            if (source >= 0) step.token_ids[row] = std::max(last_[static_cast<size_t>(source)].token, 0);
+        }
+        SampledRows sampled;
+        const auto later = std::exchange(copies_, {});
+        std::swap(poisoned_history, step.poisoned_history);
+        try {
+            sampled = forward_and_sample(step.batch(), {step.rows, step.edits});
+        } catch (...) {
+            under_way_.clear();
+            throw;
+        }
+        std::swap(poisoned_history, step.poisoned_history);
+        copies_ = later;
+        last_.assign(sampled.rows.begin(), sampled.rows.end());
+        return sampled;
+    }
+
     // Nobody knows what the cache holds any more.
     void scramble() {
         for (size_t i = 0; i < cache_.size(); ++i) cache_[i] = static_cast<int32_t>(i % 7) - kFirstGarbage;
     }
 
-    std::atomic<bool> hangs{false};  // steps do not come back
-    std::atomic<bool> lost{false};   // every step throws that the device is lost
-    std::atomic<int> failures{0};    // so many of the next steps throw
+    std::atomic<bool> hangs{false};           // steps do not come back
+    std::atomic<bool> lost{false};            // every step throws that the device is lost
+    std::atomic<int> failures{0};             // so many of the next steps throw
+    std::atomic<bool> fails_at_start{false};  // the next step that is started throws
     std::atomic<int> steps{0};
     std::chrono::microseconds delay{0};
     std::vector<int32_t> poisoned_history;  // logits after this history are NaN
@@ -174,6 +216,42 @@ public:
 private:
     static constexpr int32_t kNothing = -1;
     static constexpr int32_t kFirstGarbage = 100;
+
+    // A step that was started, with all that it needs: what was passed may change.
+    struct Queued {
+        Queued(const Batch& batch, const SamplingBatch& sampling, std::vector<std::pair<int, int>> to_copy,
+               std::vector<int32_t> poison)
+            : token_ids(batch.token_ids.begin(), batch.token_ids.end()),
+              positions(batch.positions.begin(), batch.positions.end()),
+              logit_rows(batch.logit_rows.begin(), batch.logit_rows.end()),
+              token_sources(batch.token_sources.begin(), batch.token_sources.end()),
+              sequences(batch.sequences.begin(), batch.sequences.end()),
+              rows(sampling.rows.begin(), sampling.rows.end()),
+              edits(sampling.edits.begin(), sampling.edits.end()),
+              copies(std::move(to_copy)),
+              poisoned_history(std::move(poison)) {
+            for (SequenceSlice& sequence : sequences) {
+                tables.emplace_back(sequence.block_table.begin(), sequence.block_table.end());
+                sequence.block_table = tables.back();
+            }
+        }
+        Batch batch() const { return {token_ids, positions, logit_rows, sequences, {}}; }
+
+        std::vector<int32_t> token_ids, positions, logit_rows, token_sources;
+        std::list<std::vector<int32_t>> tables;
+        std::vector<SequenceSlice> sequences;
+        std::vector<RowSampling> rows;
+        std::vector<LogitEdit> edits;
+        std::vector<std::pair<int, int>> copies;
+        std::vector<int32_t> poisoned_history;
+    };
+
+    [[noreturn]] void throw_failure() {
+        fails_at_start = false;
+        under_way_.clear();
+        copies_.clear();
+        throw std::runtime_error("the fake device was told to fail");
+    }
 
     static void require(bool holds, const char* what) {
         if (!holds) throw std::logic_error(std::string("the fake device refuses the step: ") + what);
@@ -187,6 +265,12 @@ private:
         const auto index = static_cast<size_t>(position / kBlockTokens);
         require(index < sequence.block_table.size(), "block table too short");
         return slot(sequence.block_table[index], position % kBlockTokens);
+    }
+
+    void copy_blocks(std::span<const std::pair<int, int>> copies) {
+        for (const auto& [from, to] : copies) {
+            for (int i = 0; i < kBlockTokens; ++i) slot(to, i) = slot(from, i);
+        }
     }
 
     void write(const Batch& batch) {
@@ -229,6 +313,10 @@ private:
     std::vector<int32_t> history_;
     std::vector<float> logits_;
     bool on_device_;
+    bool queues_;
+    std::deque<Queued> under_way_;
+    std::vector<std::pair<int, int>> copies_;  // of the step that is started next
+    std::vector<SampledRows::Row> last_;       // of the step done last
     std::vector<SampledRows::Row> sampled_;
     std::vector<int32_t> top_ids_;
     std::vector<float> top_logprobs_;

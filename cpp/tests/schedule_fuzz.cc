@@ -18,11 +18,13 @@ int main(int argc, char** argv) {
         }
     }
     std::printf(
-        "%u schedules, %lld requests, %lld steps: %lld tokens from the cache, %lld blocks copied, %lld "
+        "%u schedules, %lld requests, %lld steps, %lld started ahead (%lld rows dropped): %lld tokens from "
+        "the cache, %lld blocks copied, %lld "
         "evicted, %lld of %lld drafts right, %lld preemptions (%lld tokens computed again), %lld cancelled, "
         "%lld device failures, "
         "%lld poisoned\n",
         count, static_cast<long long>(totals.requests), static_cast<long long>(totals.steps),
+        static_cast<long long>(totals.ahead), static_cast<long long>(totals.dropped_rows),
         static_cast<long long>(totals.cached_tokens), static_cast<long long>(totals.copies),
         static_cast<long long>(totals.evictions), static_cast<long long>(totals.accepted),
         static_cast<long long>(totals.drafted), static_cast<long long>(totals.preemptions),

@@ -28,6 +28,8 @@ namespace castiron::testing {
 struct FuzzTotals {
     int64_t requests = 0;
     int64_t steps = 0;
+    int64_t ahead = 0;         // of them: planned and started while another was under way
+    int64_t dropped_rows = 0;  // of requests that had ended by the time
     int64_t cached_tokens = 0;
     int64_t copies = 0;
     int64_t preemptions = 0;
@@ -51,7 +53,7 @@ public:
         long_ = chance(2) ? 1 : 5;
         const Limits built{limits_.max_batch_size, limits_.max_num_tokens, limits_.max_logit_rows,
                            limits_.max_seq_len};
-        device_ = std::make_unique<FakeDevice>(built, kVocab, chance(2));
+        device_ = std::make_unique<FakeDevice>(built, kVocab, chance(2), chance(2));
         const int most = blocks_for_tokens(limits_.max_seq_len);
         large_pool_ = chance(4);
         pool_ = std::make_unique<BlockPool>(large_pool_ ? 40 * most : most + pick(0, 4));
@@ -65,7 +67,7 @@ public:
     // Throws std::runtime_error that says what went wrong.
     void run() {
         int arrivals = pick(1, 30);
-        while (arrivals > 0 || open_ > 0) {
+        while (arrivals > 0 || open_ > 0 || under_way_ != nullptr) {
             while (arrivals > 0 && (open_ == 0 || chance(3))) {
                 --arrivals;
                 arrive();
@@ -228,14 +230,43 @@ private:
     void cancel_one() {
         Life& life = lives_[static_cast<size_t>(pick(0, static_cast<int>(lives_.size()) - 1))];
         if (life.request->state == RequestState::kFinished) return;
-        computed_[life.request.get()] = life.request->num_computed;
+        ++totals_.cancelled;
+        const bool runs = life.request->state != RequestState::kWaiting;
         life.request->finish(FinishReason::kCancelled);
+        if (runs && under_way_ != nullptr) return;  // the end of the step takes it out
+        computed_[life.request.get()] = life.request->num_computed;
         scheduler_->remove(*life.request);
         ended(life);
-        ++totals_.cancelled;
     }
 
+    // As the engine does: a step is started, then the one before it is finished.
     void step() {
+        const StepPlan* plan = under_way_ == nullptr ? next_plan() : chance(4) ? nullptr : next_plan_ahead();
+        if (plan != nullptr) {
+            ++totals_.steps;
+            totals_.ahead += under_way_ != nullptr;
+            runner_->pack(*plan);
+            require(under_way_ == nullptr || runner_->queued(), "a step planned ahead needs the host");
+            const bool poison = chance(200) && poison_first(*plan);
+            if (chance(400)) device_->failures = 1;
+            if (chance(400)) device_->fails_at_start = runner_->queued();
+            if (!on_device([&] { runner_->start(*plan); })) return;
+            device_->poisoned_history.clear();
+            poisoned_[plan] = poison;
+        }
+        const size_t chunks = plan != nullptr ? plan->chunks.size() : 0;
+        if (under_way_ != nullptr && !finish(*under_way_, true)) return;
+        under_way_ = nullptr;
+        if (plan == nullptr) return;
+        totals_.dropped_rows += static_cast<int64_t>(chunks - plan->chunks.size());
+        if (runner_->queued()) {
+            under_way_ = plan;
+        } else {
+            static_cast<void>(finish(*plan, false));
+        }
+    }
+
+    const StepPlan* next_plan() {
         const std::vector<Request*> before(scheduler_->running().begin(), scheduler_->running().end());
         std::map<const Request*, Before> were;
         for (const Request* request : before) were[request] = {request->num_computed, request->preemptions};
@@ -246,42 +277,74 @@ private:
         }
         const StepPlan& plan = scheduler_->schedule();
         if (drafter_ != nullptr) scheduler_->add_drafts(*drafter_, step_cost_);
-        check_plan(plan, before);
+        check_plan(plan);
+        check_progress(plan, before);
         check_preemptions(before, were, waiting_priorities);
+        count(plan);
+        if (!plan.chunks.empty()) return &plan;
+        require(open_ == 0, "a step does nothing while requests are there");
+        return nullptr;
+    }
+
+    const StepPlan* next_plan_ahead() {
+        const StepPlan* plan = scheduler_->schedule_ahead();
+        if (plan == nullptr) return nullptr;
+        require(plan != under_way_ && !plan->chunks.empty() && plan->preemptions == 0,
+                "a plan that cannot be made ahead");
+        check_plan(*plan);
+        count(*plan);
+        return plan;
+    }
+
+    void count(const StepPlan& plan) {
+        if (plan.chunks.empty()) return;
         totals_.copies += static_cast<int64_t>(plan.copies.size());
         totals_.cached_tokens += plan.cached_tokens;
         totals_.preemptions += plan.preemptions;
         totals_.recomputed_tokens += plan.recomputed_tokens;
-        if (plan.chunks.empty()) {
-            require(open_ == 0, "a step does nothing while requests are there");
-            return;
-        }
-        ++totals_.steps;
-        runner_->pack(plan);
-        if (chance(200)) device_->failures = 1;
-        // Not in the rows of context logits, which are handed on as they are.
+    }
+
+    // Makes the logits of the plan's first request useless. False where that cannot be: rows of context
+    // logits are handed on as they are, and a history that ends in a token of the step under way is not known
+    // yet.
+    bool poison_first(const StepPlan& plan) {
         const auto has_context = [](const ScheduledChunk& chunk) {
             return chunk.request->params.context_logits;
         };
-        const bool poison = chance(200) && std::none_of(plan.chunks.begin(), plan.chunks.end(), has_context);
-        if (poison) {
-            const Request& victim = *plan.chunks[0].request;
-            device_->poisoned_history.assign(
-                victim.tokens.begin(),
-                victim.tokens.begin() + victim.num_computed + plan.chunks[0].num_pending());
+        const ScheduledChunk& first = plan.chunks[0];
+        const std::vector<int32_t>& tokens = first.request->tokens;
+        if (std::any_of(plan.chunks.begin(), plan.chunks.end(), has_context) ||
+            tokens.size() < static_cast<size_t>(first.end())) {
+            return false;
         }
+        device_->poisoned_history.assign(tokens.begin(), tokens.begin() + first.end());
+        return true;
+    }
+
+    // False when the device failed. Then no step is under way, and all that ran have ended.
+    template <typename Call>
+    bool on_device(Call call) {
         try {
-            runner_->forward(plan);
+            call();
+            return true;
         } catch (const std::runtime_error&) {
             device_->scramble();
-            scheduler_->forget_cache();
-            for (Request* request : scheduler_->running()) request->finish(FinishReason::kError, "failed");
-            retire(true);
-            whole_cache_ = false;
-            ++totals_.failures;
-            return;
         }
         device_->poisoned_history.clear();
+        under_way_ = nullptr;
+        scheduler_->forget_cache();
+        for (Request* request : scheduler_->running()) {
+            if (request->state != RequestState::kFinished) request->finish(FinishReason::kError, "failed");
+        }
+        retire(true);
+        whole_cache_ = false;
+        ++totals_.failures;
+        return false;
+    }
+
+    bool finish(const StepPlan& plan, bool queued) {
+        if (queued && !on_device([&] { runner_->finish(plan); })) return false;
+        const bool poison = poisoned_.at(&plan);
         totals_.drafted += plan.num_drafts;
         totals_.accepted += runner_->sample(plan);
         for (const ScheduledChunk& chunk : plan.chunks) {
@@ -290,14 +353,15 @@ private:
             whole_cache_ = false;
             ++totals_.poisoned;
         }
-        scheduler_->keep_computed();
+        scheduler_->keep_computed(plan);
         retire(poison);
+        return true;
     }
 
     void retire(bool may_fail) {
         std::vector<Life*> gone;
         for (Request* request : scheduler_->running()) {
-            computed_[request] = request->num_computed;
+            computed_[request] = std::min(request->num_computed, request->num_tokens());
             if (request->state == RequestState::kFinished) gone.push_back(&life_of(*request));
         }
         scheduler_->retire_finished();
@@ -354,7 +418,7 @@ private:
         }
     }
 
-    void check_plan(const StepPlan& plan, const std::vector<Request*>& before) {
+    void check_plan(const StepPlan& plan) {
         int tokens = 0;
         int rows = 0;
         int drafts = 0;
@@ -364,7 +428,9 @@ private:
             moving.insert(&request);
             tokens += chunk.num_tokens;
             rows += chunk.num_logits;
-            require(chunk.num_pending() > 0 && chunk.num_pending() <= request.num_pending(),
+            require(request.state != RequestState::kFinished, "a request that has ended is in the step");
+            require(chunk.num_pending() > 0 && chunk.num_pending() <= request.num_pending() &&
+                        chunk.start == request.num_computed && chunk.request_pending == request.num_pending(),
                     "a chunk of a wrong size");
             require(static_cast<size_t>(chunk.num_drafts) == request.drafts.size(), "drafts of a chunk");
             drafts += chunk.num_drafts;
@@ -378,8 +444,8 @@ private:
                         "drafts that nobody wanted");
             }
             require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
-            const int last = request.num_computed + chunk.num_tokens - 1;
-            for (int p = request.num_computed / kBlockTokens; p <= last / kBlockTokens; ++p) {
+            for (int p = chunk.start / kBlockTokens; p <= (chunk.start + chunk.num_tokens - 1) / kBlockTokens;
+                 ++p) {
                 const int32_t block = request.block_table.blocks()[static_cast<size_t>(p)];
                 require(pool_->references(block) == 1 && !pool_->tree().contains(block),
                         "a step writes to a block that is not the request's alone");
@@ -391,6 +457,13 @@ private:
         require(moving.size() == plan.chunks.size(), "a request is in the step twice");
         require(static_cast<int>(scheduler_->running().size()) <= limits_.max_batch_size,
                 "requests of the step");
+    }
+
+    // Every decode and the first prefill move. (Not in a plan made ahead: a request may be at its end by
+    // then, or wait for what the step under way computes.)
+    void check_progress(const StepPlan& plan, const std::vector<Request*>& before) {
+        std::set<const Request*> moving;
+        for (const ScheduledChunk& chunk : plan.chunks) moving.insert(chunk.request);
         bool first_prefill = true;
         const Request* previous = nullptr;
         for (const Request* request : scheduler_->running()) {
@@ -469,6 +542,8 @@ private:
     std::vector<std::vector<int32_t>> families_;
     std::vector<Life> lives_;                 // request ids are 1 and up
     std::map<const Request*, int> computed_;  // at the last look
+    const StepPlan* under_way_ = nullptr;
+    std::map<const StepPlan*, bool> poisoned_;
     int open_ = 0;
 };
 

@@ -86,3 +86,9 @@ def sample(
             top[index, : len(listed)] = listed
             logprobs[index, 1 : 1 + len(listed)] = raw[listed] - log_sum
     return sampled, top, logprobs
+
+
+def feed_sampled(token_ids: Array, token_source: Array, sampled: Array) -> tuple[Array, ...]:
+    """Token ids [T] with those of rows of ``sampled`` [N, 2] where ``token_source`` [T] names one."""
+    taken = np.maximum(sampled[np.maximum(token_source, 0), 0], 0)
+    return (np.where(token_source >= 0, taken, token_ids),)

@@ -1,4 +1,5 @@
-"""Sampling on the device: from logits to tokens and log-probabilities, in cpp/sampling/sampler.h's terms.
+"""Sampling on the device: from logits to tokens and log-probabilities, in cpp/sampling/sampler.h's terms; and
+from the tokens to the inputs of the next step.
 
 A greedy step without edits and log-probabilities is two launches; the others depend on the counts of edits
 (symbol E), of rows drawn at random (R) and of rows that want log-probabilities (L).
@@ -10,9 +11,9 @@ from collections.abc import Mapping
 
 from ...engines.program import StepInput
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, When, size, step_input, value
-from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, bandwidth_cost
-from .kernels import sampling_greedy, sampling_logprobs, sampling_random
-from .reference_sampling import sample
+from ..tactic import FEED, SAMPLE, Call, Context, Lowering, Op, Operand, Tactic, bandwidth_cost
+from .kernels import feed, sampling_greedy, sampling_logprobs, sampling_random
+from .reference_sampling import feed_sampled, sample
 from .types import next_power_of_two
 
 #: Most log-probabilities of a row beside the chosen token's.
@@ -22,6 +23,7 @@ _CHUNK = 8192
 #: Candidates kept of a chunk. Frequent tokens have low ids, so one chunk may hold most of them.
 _CANDIDATES = 512
 _EDITS_PER_PROGRAM = 256
+_FED_PER_PROGRAM = 256
 
 _F32, _I32 = "*fp32", "*i32"
 _INPUT_TYPES: Mapping[StepInput, str] = {
@@ -178,10 +180,28 @@ def lower_in_chunks(op: Op, chunk: int, candidates: int) -> Lowering:
     return Lowering((call,), temporaries)
 
 
+def _lower_feed(op: Op, context: Context) -> Lowering:
+    types = {"token_ids": _I32, "token_source": _I32, "sampled": _I32, "tokens": "i32"}
+    kernel = TritonKernel(feed.feed_sampled, types, {"BLOCK": _FED_PER_PROGRAM}, num_warps=4, num_stages=1)
+    sampled = op.required(0).name
+    args = (step_input("token_ids"), step_input("token_source"), value(sampled), size("T"))
+    launch = KernelLaunch(kernel, (Grid("T", _FED_PER_PROGRAM),), args)
+    return Lowering((Call("feed_sampled", [sampled], [], launches=(launch,)),))
+
+
 TACTICS = (
     Tactic(
+        "cuda.feed_sampled",
+        FEED,
+        "cuda",
+        lambda op, _: len(op.inputs) == 1,
+        _lower_feed,
+        bandwidth_cost,
+        feed_sampled,
+    ),
+    Tactic(
         "cuda.sample",
-        "castiron.Sample",
+        SAMPLE,
         "cuda",
         lambda op, _: len(op.inputs) == 1,
         _lower,

@@ -188,3 +188,12 @@ def test_sampling_runs_behind_the_steps_and_its_results_outlive_it(graph: onnx.M
     last = [values[name] for name in ("logits", "sampled", "sample_top_ids", "sample_top_logprobs")]
     ends = sorted((value.offset, value.offset + 4 * 16 * int(value.shape[1])) for value in last)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+def test_tokens_of_the_step_before_are_fed_ahead_of_the_steps(graph: onnx.ModelProto) -> None:
+    program = lowered(graph).program
+    (step,) = program.feeding
+    assert (step.inputs, step.outputs) == (["sampled"], [])
+    (launch,) = step.launches
+    given = [arg.model_dump(exclude_none=True) for arg in launch.args]
+    assert given == [{"input": "token_ids"}, {"input": "token_source"}, {"value": "sampled"}, {"size": "T"}]

@@ -80,6 +80,8 @@ def _arg(step: int, index: int, arg: dict[str, Any]) -> Callable[[dict[str, Any]
         (lambda p: p["kernels"][1].update(name="rows.0"), "a kernel twice"),
         (lambda p: p.update(prefill_tile=0), "query tiles of 0 rows"),
         (lambda p: p.update(sampling=p["steps"][1:2]), "must sample into value 'sampled'"),
+        (lambda p: p.update(feeding=p["steps"][:1]), "feeds what it does not sample"),
+        (_arg(1, 1, {"input": "token_source"}), "'token_source', which only sampling has"),
         (lambda p: p.update(arena_bytes=2048), "ends at byte"),
     ],
 )

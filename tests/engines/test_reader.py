@@ -47,7 +47,7 @@ def test_an_engine_reads_back_as_it_was_written(tiny_engine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [("1.3", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
+    [("1.4", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
 )
 def test_another_version_is_refused_naming_both_and_the_rebuild_command(
     engine: Path, version: str, remedy: str
@@ -58,7 +58,7 @@ def test_another_version_is_refused_naming_both_and_the_rebuild_command(
 
     edit_manifest(engine, change)
     command = f"castiron build '/models/tiny model' --output-dir {engine} --overwrite"
-    refused(engine, version, "1.2", remedy, command)
+    refused(engine, version, "1.3", remedy, command)
 
 
 def test_a_version_that_is_no_version_is_refused(engine: Path) -> None:

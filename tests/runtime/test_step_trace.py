@@ -28,8 +28,26 @@ def test_steps_follow_each_other_in_the_trace(tmp_path: Path) -> None:
     for earlier, later in itertools.pairwise(steps):
         # Microseconds as doubles of seconds: exact to far less than a nanosecond.
         assert earlier["ts"] + earlier["dur"] <= later["ts"] + 1e-3
-    phases = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 2]
-    assert [e["name"] for e in phases[:4]] == ["take in", "schedule", "draft", "device"]
+    phases = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] in (2, 3)]
+    assert [e["name"] for e in phases[:5]] == ["take in", "schedule", "draft", "device", "sample"]
+    assert [e["tid"] for e in phases[:5]] == [2, 2, 2, 3, 2]
+
+
+def test_a_step_started_ahead_is_drawn_where_the_device_came_to_it() -> None:
+    counts = dict.fromkeys(("running", "waiting", "kv_blocks_used", "kv_blocks_cached"), 1) | {
+        "decode_tokens": 1,
+        "prefill_tokens": 0,
+        "cached_tokens": 0,
+    }
+    first = {"step": 1, "start_s": 0.0, "intake_s": 1e-6, "schedule_s": 2e-6, "queued_s": 0.0}
+    second = {"step": 2, "start_s": 4e-6, "intake_s": 1e-6, "schedule_s": 2e-6, "queued_s": 96e-6}
+    first |= {"draft_s": 0.0, "forward_s": 100e-6, "sample_s": 5e-6, "ahead": False}
+    second |= {"draft_s": 0.0, "forward_s": 50e-6, "sample_s": 5e-6, "ahead": True}
+    events = chrome_trace([first | counts, second | counts])["traceEvents"]
+    device = [(e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 3]
+    assert device == [pytest.approx((3, 100)), pytest.approx((103, 50))]
+    steps = [(e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 1]
+    assert steps == [pytest.approx((0, 108)), pytest.approx((103, 55))]
 
 
 def test_a_session_whose_core_died_says_so() -> None:

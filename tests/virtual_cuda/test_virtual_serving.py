@@ -115,7 +115,7 @@ def test_serving_allocates_nothing(engine: Path) -> None:
 
 
 def decode_steps(path: Path) -> dict[str, Any]:
-    """Driver calls and kernels of five decode steps more."""
+    """Driver calls of five decode steps more."""
     gpu, core = start(path)
     counts = []
     for tokens in (2, 3, 8):  # the first also does what a thread does once
@@ -128,9 +128,58 @@ def decode_steps(path: Path) -> dict[str, Any]:
     return {"calls": {name: n for name, n in counts[2].items() if n}, "graph_steps": launched}
 
 
-def test_a_replayed_step_is_one_call_of_the_driver_and_the_wait(engine: Path) -> None:
+def test_a_replayed_step_is_one_launch_besides_marking_its_end_and_the_wait(engine: Path) -> None:
     seen = in_process(decode_steps, engine)
-    assert seen["calls"] == {"cuGraphLaunch": 5, "cuStreamSynchronize": 5}
+    # Each of them has another step behind it, so an event tells where it ends.
+    assert seen["calls"] == {"cuGraphLaunch": 5, "cuEventRecord": 5, "cuEventSynchronize": 5}
+
+
+def stopped(path: Path) -> dict[str, Any]:
+    """A request that ends while a step with a row of it is on the device, and who comes after it."""
+    gpu, core = start(path)
+    asked = PROMPTS[2]
+
+    def answers(*requests: tuple[list[int], dict[str, Any]]) -> list[Any]:
+        ids = [core.submit(prompt(tokens), params(**fields)) for tokens, fields in requests]
+        outcomes = finish(core, ids, seconds=200)
+        return [outcomes[i] for i in ids]
+
+    (whole,) = answers((asked, {"max_tokens": 12}))
+    stop = whole.token_ids[7]
+    cut, beside = answers(
+        (asked, {"max_tokens": 12, "stop_token_ids": [stop]}), (PROMPTS[0], {"max_tokens": 12})
+    )
+    # What the cache has of them is what was said, and no more.
+    after, again = answers(
+        (asked + cut.token_ids, {"max_tokens": 12 - len(cut.token_ids)}), (PROMPTS[0], {"max_tokens": 12})
+    )
+    stats = core.stats(64)
+    core.shutdown()
+    return {
+        "whole": whole.token_ids,
+        "stop": stop,
+        "cut": cut.token_ids,
+        "reason": cut.finish_reason,
+        "after": after.token_ids,
+        "beside": [beside.token_ids, again.token_ids],
+        "steps": stats["recent_steps"],
+        "ahead_steps": stats["ahead_steps"],
+        "faults": gpu.driver.faults(),
+    }
+
+
+def test_a_row_of_a_request_that_turns_out_to_have_ended_leaves_no_trace(engine: Path) -> None:
+    seen = in_process(stopped, engine, timeout=400)
+    assert seen["faults"] == []
+    assert seen["reason"] == "stop"
+    assert seen["cut"] == seen["whole"][: seen["whole"].index(seen["stop"])]
+    assert seen["cut"] + seen["after"] == seen["whole"]
+    assert seen["beside"][0] == seen["beside"][1]
+    ahead = [step for step in seen["steps"] if step["ahead"]]
+    assert len(ahead) == seen["ahead_steps"] > len(seen["steps"]) / 2
+    assert any(step["graph"] for step in ahead)
+    assert any(step["prefill_tokens"] for step in ahead), "chunks of prompts are started ahead as well"
+    assert all(step["queued_s"] == 0 for step in seen["steps"] if not step["ahead"])
 
 
 def verified(path: Path, device: str) -> dict[str, Any]:

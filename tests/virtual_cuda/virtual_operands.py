@@ -43,7 +43,7 @@ class Operands:
         self._weights = {weight.name: layout_bytes(weight) for weight in program.weights}
         self._layout = kv_layout(program.kv_layers)
         self._launches: dict[int, list[Launch]] = {}
-        for step in [*program.steps, *program.sampling]:
+        for step in [*program.steps, *program.sampling, *program.feeding]:
             for launch in step.launches:
                 self._launches.setdefault(launch.kernel, []).append(launch)
 
@@ -112,7 +112,7 @@ class Operands:
         per_row = {"query_start": "S", "kv_len": "S", "decode_seq": "D", "tile_seq": "P", "tile_row": "P"}
         if name == "block_table":
             return self._counts["S"] * -(-self._program.limits.max_seq_len // 32)
-        if name in ("token_ids", "positions", "slots"):
+        if name in ("token_ids", "positions", "slots", "token_source"):
             return self._counts["T"]
         if name.startswith("edit_"):
             return self._counts["E"]

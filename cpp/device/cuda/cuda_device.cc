@@ -1,6 +1,7 @@
 #include "device/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "device/cuda/memory_plan.h"
 #include "device/cuda/probe.h"
 #include "device/cuda/step_graphs.h"
+#include "device/cuda/step_queue.h"
 #include "device/cuda/step_results.h"
 #include "device/cuda/weight_upload.h"
 
@@ -70,7 +72,7 @@ public:
     ~CudaDeviceImpl() override {
         // What follows is freed in the context of this thread, after the last step.
         static_cast<void>(driver_.context_set_current(context_.get()));
-        if (stream_.get() != nullptr) static_cast<void>(driver_.stream_synchronize(stream_.get()));
+        queue_.drop(driver_, stream_.get());
     }
 
     [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_layout_.block_stride; }
@@ -116,16 +118,29 @@ public:
     }
 
     [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
-        step(batch, nullptr);
+        begin(batch, nullptr);
+        static_cast<void>(end());
         return results_.logits(batch.logit_rows.size());
     }
 
     [[nodiscard]] bool samples() const override { return !program_->sampling.empty(); }
 
     [[nodiscard]] SampledRows forward_and_sample(const Batch& batch, const SamplingBatch& sampling) override {
-        if (!samples()) return Device::forward_and_sample(batch, sampling);
-        step(batch, &sampling);
-        return results_.sampled(batch.logit_rows.size(), arguments_.counts[Dim::kLogprobs] > 0);
+        start(batch, sampling);
+        return finish();
+    }
+
+    [[nodiscard]] bool queues() const override { return !program_->feeding.empty(); }
+
+    void start(const Batch& batch, const SamplingBatch& sampling) override {
+        if (!samples()) return Device::start(batch, sampling);
+        begin(batch, &sampling);
+    }
+
+    [[nodiscard]] SampledRows finish() override {
+        const StepUnderWay step = end();
+        const auto rows = static_cast<size_t>(step.counts[Dim::kRows]);
+        return results_.sampled(rows, step.counts[Dim::kLogprobs] > 0, step.slot);
     }
 
     [[nodiscard]] int graph_bucket() const override { return bucket_; }
@@ -157,7 +172,10 @@ private:
         arena_ = make_device_buffer(driver_, plan_.arena);
         scratch_ = make_device_buffer(driver_, plan_.scratch);
         inputs_ = make_device_buffer(driver_, plan_.inputs);
-        host_inputs_ = make_pinned_buffer(driver_, plan_.inputs);
+        queue_ = StepQueue(driver_, queues() ? kStepSlots : 1);
+        for (size_t slot = 0; slot < queue_.slots(); ++slot) {
+            host_inputs_[slot] = make_pinned_buffer(driver_, plan_.inputs);
+        }
     }
 
     void prepare_launches(const std::vector<uint64_t>& values, const WeightPlaces& weights) {
@@ -165,7 +183,7 @@ private:
         for (const uint64_t offset : values) fixed.values.push_back(arena_.get() + offset);
         for (const uint64_t offset : weights.offsets) fixed.weights.push_back(weights_.get() + offset);
         fixed.scratch = scratch_.get();
-        results_ = StepResults(driver_, *program_, fixed.values);
+        results_ = StepResults(driver_, *program_, fixed.values, queue_.slots());
         // Launches find these by name in the input block.
         const Dim tokens{Dim::kTokens};
         static_cast<void>(find_value(*program_, "token_ids", DType::kI32, {tokens}, false));
@@ -177,6 +195,8 @@ private:
                                               kernels_, gpu_);
         sampling_ = std::make_unique<LaunchList>(*program_, program_->sampling, "sampling", fixed, arguments_,
                                                  kernels_, gpu_);
+        feeding_ = std::make_unique<LaunchList>(*program_, program_->feeding, "feeding", fixed, arguments_,
+                                                kernels_, gpu_);
     }
 
     void capture() {
@@ -188,8 +208,11 @@ private:
         std::vector<GraphKind> kinds{GraphKind::kLogits};
         if (samples()) kinds = {GraphKind::kModel, GraphKind::kGreedy, GraphKind::kRandom};
         try {
-            graphs_.capture(driver_, stream_.get(), kinds, most, options_.max_capture_seconds,
-                            [this](GraphKind kind, int bucket) { enqueue_decode(kind, bucket); });
+            graphs_.capture(driver_, stream_.get(), kinds, queue_.slots(), most, options_.max_capture_seconds,
+                            [this](size_t slot, GraphKind kind, int bucket) {
+                                slot_ = slot;
+                                enqueue_decode(kind, bucket);
+                            });
         } catch (const CudaError& error) {
             if (error.result() != Result::kOutOfMemory) throw;
             throw std::runtime_error("CUDA graphs do not fit beside the KV pool: " + bytes_text(before) +
@@ -205,9 +228,10 @@ private:
         const Counts counts = packer_.decode_counts(bucket, kind == GraphKind::kRandom);
         const InputLayout layout = set_arguments(counts);
         upload(0, layout.bytes);
+        feeding_->enqueue(driver_, stream_.get());
         steps_->enqueue(driver_, stream_.get());
         if (kind == GraphKind::kModel) return;
-        finish(counts[Dim::kRows], kind != GraphKind::kLogits);
+        conclude(counts[Dim::kRows], kind != GraphKind::kLogits);
     }
 
     InputLayout set_arguments(const Counts& counts) {
@@ -217,7 +241,7 @@ private:
         return layout;
     }
 
-    [[nodiscard]] std::byte* host_block() const { return static_cast<std::byte*>(host_inputs_.get()); }
+    [[nodiscard]] std::byte* host_block() const { return static_cast<std::byte*>(host_inputs_[slot_].get()); }
 
     void upload(uint64_t begin, uint64_t end) {
         check(driver_,
@@ -226,35 +250,47 @@ private:
     }
 
     // What comes behind the steps: tokens are chosen and fetched, or else the logits are fetched.
-    void finish(int64_t rows, bool sample) {
+    void conclude(int64_t rows, bool sample) {
         if (!sample) {
             results_.fetch_logits(driver_, rows, stream_.get());
             return;
         }
         sampling_->enqueue(driver_, stream_.get());
-        results_.fetch_sampled(driver_, rows, arguments_.counts[Dim::kLogprobs] > 0, stream_.get());
+        results_.fetch_sampled(driver_, rows, arguments_.counts[Dim::kLogprobs] > 0, slot_, stream_.get());
     }
 
-    void step(const Batch& batch, const SamplingBatch* sampling) {
-        check_batch(batch, program_->limits, !program_->kv_layers.empty(), num_blocks_);
-        if (sampling != nullptr) check_sampling(batch, *sampling);
-        bucket_ = 0;
-        if (batch.token_ids.empty()) return;
-        enter();
-        const Counts counts = packer_.count(batch, sampling);
+    // Enqueues a step. After an exception none is under way.
+    void begin(const Batch& batch, const SamplingBatch* sampling) {
         try {
-            const bool decode_only = counts[Dim::kTokens] == counts[Dim::kDecodes];
-            if (decode_only) bucket_ = graphs_.bucket(counts[Dim::kTokens]);
-            if (bucket_ > 0) {
-                replay(batch, sampling, counts);
-            } else {
-                run(batch, sampling, counts);
-            }
-            wait(counts);
+            check_batch(batch, program_->limits, !program_->kv_layers.empty(), num_blocks_);
+            check_token_sources(batch, queues() ? sampled_rows_ : 0);
+            if (sampling != nullptr) check_sampling(batch, *sampling, program_->vocab_size);
+            enter();
+            slot_ = queue_.take_slot(driver_, stream_.get());
+            bucket_ = 0;
+            const Counts counts = packer_.count(batch, sampling);
+            if (!batch.token_ids.empty()) enqueue(batch, sampling, counts);
+            queue_.push(counts, bucket_);
+            sampled_rows_ = sampling != nullptr ? batch.logit_rows.size() : 0;
         } catch (...) {
-            // Nothing may still read the inputs when the next step packs its own.
-            static_cast<void>(driver_.stream_synchronize(stream_.get()));
+            queue_.drop(driver_, stream_.get());
             throw;
+        }
+    }
+
+    // Waits for the first of the steps under way.
+    StepUnderWay end() {
+        enter();
+        return queue_.pop(driver_, stream_.get());
+    }
+
+    void enqueue(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
+        const bool decode_only = counts[Dim::kTokens] == counts[Dim::kDecodes];
+        if (decode_only) bucket_ = graphs_.bucket(counts[Dim::kTokens]);
+        if (bucket_ > 0) {
+            replay(batch, sampling, counts);
+        } else {
+            run(batch, sampling, counts);
         }
     }
 
@@ -262,8 +298,14 @@ private:
         packer_.pack(batch, sampling, counts, host_block());
         const InputLayout layout = set_arguments(counts);
         upload(0, layout.bytes);
+        if (takes_tokens(batch)) feeding_->enqueue(driver_, stream_.get());
         steps_->enqueue(driver_, stream_.get());
-        finish(counts[Dim::kRows], sampling != nullptr);
+        conclude(counts[Dim::kRows], sampling != nullptr);
+    }
+
+    static bool takes_tokens(const Batch& batch) {
+        return std::any_of(batch.token_sources.begin(), batch.token_sources.end(),
+                           [](int32_t source) { return source >= 0; });
     }
 
     void replay(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
@@ -279,39 +321,13 @@ private:
         }
         packer_.pack(batch, sampling, padded, host_block());
         arguments_.counts = padded;
-        check(driver_, driver_.graph_launch(graphs_.get(kind, bucket_), stream_.get()), "replaying a graph");
+        check(driver_, driver_.graph_launch(graphs_.get(slot_, kind, bucket_), stream_.get()),
+              "replaying a graph");
         if (kind != GraphKind::kModel) return;
         const InputLayout layout = set_arguments(padded);
         const uint64_t edits = layout.offsets[static_cast<size_t>(StepInput::kEditRow)];
         if (padded[Dim::kEdits] > 0) upload(edits, layout.bytes);
-        finish(counts[Dim::kRows], sampling != nullptr);
-    }
-
-    void wait(const Counts& counts) {
-        const auto result = driver_.stream_synchronize(stream_.get());
-        if (result == Result::kSuccess) return;
-        const std::string how = bucket_ > 0 ? "graph of " + std::to_string(bucket_) : "without a graph";
-        check(driver_, result,
-              ("running a step of " + std::to_string(counts[Dim::kTokens]) + " tokens of " +
-               std::to_string(counts[Dim::kSequences]) + " sequences, " + how)
-                  .c_str());
-    }
-
-    void check_sampling(const Batch& batch, const SamplingBatch& sampling) const {
-        const auto fail = [](const char* what) {
-            throw std::invalid_argument(std::string("sampling: ") + what);
-        };
-        if (sampling.rows.size() != batch.logit_rows.size()) fail("not one entry for each row of logits");
-        if (sampling.edits.size() > kMaxLogitEdits) fail("too many edits");
-        for (const RowSampling& row : sampling.rows) {
-            if (row.num_logprobs > kMaxDeviceLogprobs) fail("too many log-probabilities");
-        }
-        for (const LogitEdit& edit : sampling.edits) {
-            if (edit.row < 0 || static_cast<size_t>(edit.row) >= sampling.rows.size() || edit.token < 0 ||
-                edit.token >= program_->vocab_size) {
-                fail("an edit is out of range");
-            }
-        }
+        conclude(counts[Dim::kRows], sampling != nullptr);
     }
 
     std::shared_ptr<const Program> program_;
@@ -330,14 +346,18 @@ private:
     DeviceBuffer scratch_;
     DeviceBuffer inputs_;
     DeviceBuffer kv_pool_;
-    PinnedBuffer host_inputs_;
+    std::array<PinnedBuffer, kStepSlots> host_inputs_;
+    StepQueue queue_;
     StepResults results_;
     int num_blocks_ = 0;
     StepArguments arguments_;
     std::unique_ptr<LaunchList> steps_;
     std::unique_ptr<LaunchList> sampling_;
+    std::unique_ptr<LaunchList> feeding_;
     StepGraphs graphs_;
     uint64_t graph_bytes_ = 0;
+    size_t sampled_rows_ = 0;  // rows of logits of the step begun last, if tokens are chosen
+    size_t slot_ = 0;          // of the step begun last
     int bucket_ = 0;
 };
 

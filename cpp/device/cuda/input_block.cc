@@ -49,6 +49,7 @@ InputPacker::InputPacker(const Program& program, int vocab_limit)
     : prefill_tile_(program.prefill_tile),
       vocab_limit_(vocab_limit),
       has_sampling_(!program.sampling.empty()),
+      has_feeding_(!program.feeding.empty()),
       table_width_((program.limits.max_seq_len + kBlockTokens - 1) / kBlockTokens) {
     if (prefill_tile_ < 1) {
         throw std::invalid_argument("prefill_tile is " + std::to_string(prefill_tile_) +
@@ -108,6 +109,7 @@ InputLayout InputPacker::layout(const Counts& counts) const {
     place(StepInput::kDecodeSeq, counts[Dim::kDecodes]);
     place(StepInput::kTileSeq, counts[Dim::kTiles]);
     place(StepInput::kTileRow, counts[Dim::kTiles]);
+    if (has_feeding_) place(StepInput::kTokenSource, tokens);
     if (!has_sampling_) return layout;
     for (const StepInput input :
          {StepInput::kTemperature, StepInput::kTopK, StepInput::kTopP, StepInput::kMinP, StepInput::kUniform,
@@ -145,6 +147,11 @@ void InputPacker::pack_sequences(const Batch& batch, const Counts& counts, const
     Writer tile_seq = writer(StepInput::kTileSeq, counts[Dim::kTiles]);
     Writer tile_row = writer(StepInput::kTileRow, counts[Dim::kTiles]);
 
+    if (has_feeding_) {
+        Writer token_source = writer(StepInput::kTokenSource, tokens);
+        token_source.put(batch.token_sources);
+        token_source.pad(-1);
+    }
     token_ids.put(batch.token_ids);
     positions.put(batch.positions);
     logit_rows.put(batch.logit_rows);

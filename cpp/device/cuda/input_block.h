@@ -11,7 +11,7 @@
 
 namespace castiron::cuda {
 
-inline constexpr size_t kNumInputs = 22;
+inline constexpr size_t kNumInputs = 23;
 
 // Byte offsets of the arrays, by StepInput.
 struct InputLayout {
@@ -49,6 +49,7 @@ private:
     int prefill_tile_;
     int vocab_limit_;
     bool has_sampling_;
+    bool has_feeding_;
     int64_t table_width_;  // block numbers of a sequence
     uint64_t max_bytes_ = 0;
 };

@@ -70,7 +70,7 @@ Counts largest_counts(const Program& program, const Launch& launch) {
 uint64_t scratch_bytes(const Program& program, const Gpu& gpu) {
     constexpr int64_t kMost = int64_t{1} << 40;
     int64_t most = 0;
-    for (const std::vector<Step>* steps : {&program.steps, &program.sampling}) {
+    for (const std::vector<Step>* steps : {&program.steps, &program.sampling, &program.feeding}) {
         for (const Step& step : *steps) {
             for (const Launch& launch : step.launches) {
                 const auto kernel = static_cast<size_t>(launch.kernel);

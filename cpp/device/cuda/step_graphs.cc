@@ -45,16 +45,18 @@ std::vector<int> graph_buckets(int most) {
 }
 
 void StepGraphs::capture(const Driver& driver, StreamHandle stream, const std::vector<GraphKind>& kinds,
-                         int most, double max_seconds, const Enqueue& enqueue) {
+                         size_t slots, int most, double max_seconds, const Enqueue& enqueue) {
     const auto begin = std::chrono::steady_clock::now();
     const auto passed = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
     for (const int bucket : graph_buckets(most)) {
         if (passed() > max_seconds) break;
-        for (const GraphKind kind : kinds) {
-            graphs_[static_cast<size_t>(kind)].push_back(
-                capture_one(driver, stream, [&] { enqueue(kind, bucket); }));
+        for (size_t slot = 0; slot < slots; ++slot) {
+            for (const GraphKind kind : kinds) {
+                graphs_[slot][static_cast<size_t>(kind)].push_back(
+                    capture_one(driver, stream, [&] { enqueue(slot, kind, bucket); }));
+            }
         }
         buckets_.push_back(bucket);
     }
@@ -67,14 +69,16 @@ int StepGraphs::bucket(int sequences) const {
     return found == buckets_.end() ? 0 : *found;
 }
 
-GraphExecHandle StepGraphs::get(GraphKind kind, int bucket) const {
+GraphExecHandle StepGraphs::get(size_t slot, GraphKind kind, int bucket) const {
     const auto found = std::lower_bound(buckets_.begin(), buckets_.end(), bucket);
-    return graphs_[static_cast<size_t>(kind)].at(static_cast<size_t>(found - buckets_.begin())).get();
+    return graphs_[slot][static_cast<size_t>(kind)].at(static_cast<size_t>(found - buckets_.begin())).get();
 }
 
 int StepGraphs::count() const {
     size_t count = 0;
-    for (const auto& graphs : graphs_) count += graphs.size();
+    for (const Graphs& of_slot : graphs_) {
+        for (const auto& graphs : of_slot) count += graphs.size();
+    }
     return static_cast<int>(count);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/cuda/handles.h"
+#include "device/cuda/step_queue.h"
 
 namespace castiron::cuda {
 
@@ -24,17 +25,17 @@ inline constexpr size_t kNumGraphKinds = 4;
 
 class StepGraphs {
 public:
-    // Enqueues a step of `kind` for `bucket` sequences on the stream that is captured.
-    using Enqueue = std::function<void(GraphKind kind, int bucket)>;
+    // Enqueues a step of `kind` for `bucket` sequences in a slot on the stream that is captured.
+    using Enqueue = std::function<void(size_t slot, GraphKind kind, int bucket)>;
 
-    // Captures every bucket in each of the kinds, smallest first, until `max_seconds` have passed; what is
-    // larger then runs without a graph.
-    void capture(const Driver& driver, StreamHandle stream, const std::vector<GraphKind>& kinds, int most,
-                 double max_seconds, const Enqueue& enqueue);
+    // Captures every bucket in each of the kinds for each of the slots, smallest first, until `max_seconds`
+    // have passed; what is larger then runs without a graph.
+    void capture(const Driver& driver, StreamHandle stream, const std::vector<GraphKind>& kinds, size_t slots,
+                 int most, double max_seconds, const Enqueue& enqueue);
 
     // The smallest bucket that holds `sequences`; 0 where there is none.
     [[nodiscard]] int bucket(int sequences) const;
-    [[nodiscard]] GraphExecHandle get(GraphKind kind, int bucket) const;
+    [[nodiscard]] GraphExecHandle get(size_t slot, GraphKind kind, int bucket) const;
 
     [[nodiscard]] int count() const;
     // Sequences of the largest bucket; 0 without graphs.
@@ -43,7 +44,8 @@ public:
 
 private:
     std::vector<int> buckets_;
-    std::array<std::vector<GraphExec>, kNumGraphKinds> graphs_;  // by bucket
+    using Graphs = std::array<std::vector<GraphExec>, kNumGraphKinds>;  // each by bucket
+    std::array<Graphs, kStepSlots> graphs_;
     double seconds_ = 0;
 };
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from castiron.plugins import Call, Op, Operand
 from castiron.plugins.cuda import sampling
-from castiron.plugins.cuda.reference_sampling import kept_tokens, sample
+from castiron.plugins.cuda.reference_sampling import feed_sampled, kept_tokens, sample
+from castiron.plugins.tactic import FEED
 from interpret import run_call
+from lowering import context
 
 DEFAULTS = {
     "temperature": 0.0,
@@ -215,3 +217,28 @@ def test_evenly_spaced_numbers_draw_each_token_in_proportion() -> None:
     probability = np.zeros(60)
     probability[kept] = np.exp(x[kept] / 1.3) / np.exp(x[kept] / 1.3).sum()
     assert (np.abs(drawn - count * probability) <= 1).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+def test_tokens_of_the_step_before_take_the_places_that_name_their_rows(tokens: int) -> None:
+    random = np.random.default_rng(tokens)
+    sampled = np.stack([random.integers(0, 1000, 7), np.zeros(7)], axis=1).astype(np.int32)
+    sampled[3] = [-1, 1]  # no token: its request has ended
+    ids = random.integers(0, 1000, tokens).astype(np.int32)
+    source = random.integers(-1, 7, tokens).astype(np.int32)
+    source[0] = 3
+    expected = [
+        max(sampled[row, 0], 0) if row >= 0 else known for row, known in zip(source, ids, strict=True)
+    ]
+    np.testing.assert_array_equal(feed_sampled(ids, source, sampled)[0], expected)
+    tactic = next(t for t in sampling.TACTICS if t.kind == FEED)
+    lowering = tactic.lower(Op(FEED, (Operand("sampled", ("N", 2), "i32"),), ()), context())
+    (call,) = lowering.actions
+    assert isinstance(call, Call)
+    # The block is longer than the step: what lies behind belongs to others.
+    inputs = {
+        "token_ids": torch.from_numpy(np.append(ids, [-5] * 9).astype(np.int32)),
+        "token_source": torch.from_numpy(np.append(source, [2] * 9).astype(np.int32)),
+    }
+    run_call(call, {"sampled": torch.from_numpy(sampled)}, (), {"T": tokens}, inputs)
+    np.testing.assert_array_equal(inputs["token_ids"].numpy(), [*expected, *[-5] * 9])
