@@ -33,6 +33,11 @@ _LARGEST = 3.4028234663852886e38
 _FLAGS = ("interleaved", "concat_halves")
 
 
+def biases_in_pairs(op: Op) -> bool:
+    """Whether gate and up of a GatedLinear both have a bias, or neither."""
+    return (op.input(3) is None) == (op.input(4) is None)
+
+
 def reduces_last_axis(op: Op) -> bool:
     """Whether the axes of a reduction, or the axis of a Softmax, are the last one alone."""
     rank = len(op.required(0).shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..launch import KernelLaunch, row_stride, value, weight
+from ..reading import biases_in_pairs
 from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.linear import linear_stream, linear_tile
 from .kernels.linear_tma import linear_tma
@@ -116,7 +117,7 @@ def _fits(op: Op, context: Context) -> bool:
 
 
 def _gated_fits(op: Op, context: Context) -> bool:
-    return _fits(op, context) and (op.input(3) is None) == (op.input(4) is None)
+    return _fits(op, context) and biases_in_pairs(op)
 
 
 def _cost(op: Op, context: Context, tokens: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..launch import KernelLaunch, Param, When, row_stride, value, weight
+from ..reading import biases_in_pairs
 from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.quantized_linear import quantized_stream, quantized_tile
 from .kernels.scaled_linear import scaled_tile
@@ -199,7 +200,7 @@ def _lower(op: Op, context: Context) -> Lowering:
 def _fits(op: Op, context: Context) -> bool:
     if any(not w.constant or len(w.shape) != 2 for w in matrices(op)):
         return False
-    if op.kind == "castiron.GatedLinear" and (op.input(3) is None) != (op.input(4) is None):
+    if op.kind == "castiron.GatedLinear" and not biases_in_pairs(op):
         return False
     return form_of(op, context) is not None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..reading import is_plain_matmul, rounding_attrs
+from ..reading import biases_in_pairs, is_plain_matmul, rounding_attrs
 from ..tactic import (
     Attr,
     Call,
@@ -64,8 +64,7 @@ def _gated(op: Op, context: Context) -> Lowering:
 
 
 def _gated_fits(op: Op, context: Context) -> bool:
-    biases = [op.input(3), op.input(4)]
-    return _rows_and_matrix(op, context) and (biases[0] is None) == (biases[1] is None)
+    return _rows_and_matrix(op, context) and biases_in_pairs(op)
 
 
 def _product_cost(op: Op, context: Context, tokens: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...graph.quant_plan import CODE_BITS
-from ..reading import rounding_attrs
+from ..reading import biases_in_pairs, rounding_attrs
 from ..tactic import (
     Attr,
     Context,
@@ -83,8 +83,7 @@ def _linear(op: Op, context: Context) -> Lowering:
 
 def _gated_fits(op: Op, context: Context) -> bool:
     gate, up = op.required(1), op.required(2)
-    biases = [op.input(3), op.input(4)]
-    return _fits(op, context) and gate.quant == up.quant and (biases[0] is None) == (biases[1] is None)
+    return _fits(op, context) and gate.quant == up.quant and biases_in_pairs(op)
 
 
 def _gated(op: Op, context: Context) -> Lowering:

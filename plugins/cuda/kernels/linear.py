@@ -13,7 +13,7 @@ from .activation import apply
 
 
 @triton.jit
-def _load(address, mask, MASKED: tl.constexpr):
+def load(address, mask, MASKED: tl.constexpr):
     """A load whose mask is dropped where the shape makes it true everywhere."""
     if MASKED:
         block = tl.load(address, mask=mask, other=0.0)
@@ -95,9 +95,9 @@ def linear_stream(
             w_mask = w_mask & (k + k_of_w < K)
             x_mask = x_mask & (k + k_of_x < K)
         xs = tl.load(x_tile + k, mask=x_mask, other=0.0).to(w.dtype.element_ty)
-        acc = tl.dot(_load(w_tile + k, w_mask, W_MASKED), xs, acc)
+        acc = tl.dot(load(w_tile + k, w_mask, W_MASKED), xs, acc)
         if GATED:
-            up = tl.dot(_load(w_tile + N * K + k, w_mask, W_MASKED), xs, up)
+            up = tl.dot(load(w_tile + N * K + k, w_mask, W_MASKED), xs, up)
     n = first + tl.arange(0, BLOCK_N)[:, None]
     m = tl.arange(0, BLOCK_M)[None, :]
     operands = (bias, residual, y, rows, residual_stride)
@@ -165,9 +165,9 @@ def linear_tile(
             w_mask = w_mask & (k < K - at)
             x_mask = x_mask & (k < K - at)
         xs = tl.load(x_tile + at, mask=x_mask, other=0.0).to(w.dtype.element_ty)
-        acc = tl.dot(xs, _load(w_tile + at, w_mask, W_MASKED).T, acc)
+        acc = tl.dot(xs, load(w_tile + at, w_mask, W_MASKED).T, acc)
         if GATED:
-            up = tl.dot(xs, _load(w_tile + N * K + at, w_mask, W_MASKED).T, up)
+            up = tl.dot(xs, load(w_tile + N * K + at, w_mask, W_MASKED).T, up)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     if SPLITS == 1:
         operands = (bias, residual, y, rows, residual_stride)

@@ -23,17 +23,7 @@ import triton
 import triton.language as tl
 
 from .codes import decoded, decoded_part, power_of_two
-from .linear import epilogue, tile_of
-
-
-@triton.jit
-def _load(address, mask, MASKED: tl.constexpr):
-    """A load whose mask is dropped where the shape makes it true everywhere."""
-    if MASKED:
-        block = tl.load(address, mask=mask, other=0.0)
-    else:
-        block = tl.load(address)
-    return block
+from .linear import epilogue, load, tile_of
 
 
 @triton.jit
@@ -71,11 +61,11 @@ def _scaled(numbers, scales, offsets, SCALES: tl.constexpr, HAS_OFFSETS: tl.cons
 
 
 @triton.jit
-def _scales_of(at, up_at, mask, FORM: tl.constexpr):
+def _scales_of(at, up_at, mask, GATED: tl.constexpr):
     """Scales, or offsets, of a step: gate's (or the only ones) and up's."""
     first = tl.load(at, mask=mask, other=0)
     second = first
-    if FORM:
+    if GATED:
         second = tl.load(up_at, mask=mask, other=0)
     return first, second
 
@@ -255,10 +245,10 @@ def quantized_stream(
         w_mask = w_inside
         if TAIL:
             w_mask = w_mask & (at + column < ROW)
-        block = _load(w_tile + at, w_mask, MASKED)
+        block = load(w_tile + at, w_mask, MASKED)
         up_block = block
         if GATED:
-            up_block = _load(w_tile + N * ROW + at, w_mask, MASKED)
+            up_block = load(w_tile + N * ROW + at, w_mask, MASKED)
         scale = (0, 0)
         offset = (0, 0)
         factors = (1.0, 1.0)
@@ -373,10 +363,10 @@ def quantized_tile(
         w_mask = w_inside
         if TAIL:
             w_mask = w_mask & (column < ROW - at)
-        words = _load(w_tile + at, w_mask, MASKED)
+        words = load(w_tile + at, w_mask, MASKED)
         up_words = words
         if GATED:
-            up_words = _load(w_tile + N * ROW + at, w_mask, MASKED)
+            up_words = load(w_tile + N * ROW + at, w_mask, MASKED)
         scale = (0, 0)
         offset = (0, 0)
         factors = (1.0, 1.0)
