@@ -38,6 +38,8 @@ def test_a_step_started_ahead_is_drawn_where_the_device_came_to_it() -> None:
         "decode_tokens": 1,
         "prefill_tokens": 0,
         "cached_tokens": 0,
+        "draft_tokens": 0,
+        "accepted_tokens": 0,
     }
     first = {"step": 1, "start_s": 0.0, "intake_s": 1e-6, "schedule_s": 2e-6, "queued_s": 0.0}
     second = {"step": 2, "start_s": 4e-6, "intake_s": 1e-6, "schedule_s": 2e-6, "queued_s": 96e-6}
