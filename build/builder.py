@@ -18,7 +18,7 @@ from ..engines.golden import make_golden
 from ..engines.quantization import Quantization
 from ..engines.writer import check_output_dir
 from ..graph.custom import check_custom_ops
-from ..graph.weights import WeightGraph
+from ..graph.weights import WeightGraph, module_weights
 from ..plugins import default_registry
 from ..plugins.sdk import Plugin, load_plugin, register
 from . import estimate
@@ -83,9 +83,10 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
     with phases("lower"):
         targets = options.resolved_targets()
         registry, pool = default_registry(targets), WeightPool(WeightGraph(model))
+        modules = module_weights(captured.model)
         check_custom_ops(model, register(plugins, registry))
         lowered = [
-            lower(model, target, limits, options.dtype, registry, pool, options.activations)
+            lower(model, target, limits, options.dtype, registry, pool, options.activations, modules)
             for target in targets
         ]
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]

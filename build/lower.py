@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,11 +14,12 @@ from ..engines.cuda_layout import kv_layout
 from ..engines.program import PROGRAM_FORMAT, CacheDType, KvLayer, Limits, Program, Step
 from ..engines.symbols import largest_counts
 from ..graph import ops as names
-from ..graph.weights import WeightGraph
+from ..graph.weights import ModuleRows, ModuleWeight, WeightGraph
 from ..plugins import TARGETS, Context, Lowering, Op, Operand, Registry, default_registry
 from ..plugins.tactic import FEED, SAMPLE
 from .launches import KernelRequest, LaunchTable
 from .memory import MemoryPlan, memory_plan
+from .modules import module_columns
 from .operands import GraphView
 from .packed import Packed
 from .steps import StepList
@@ -93,11 +94,13 @@ def lower(
     registry: Registry | None = None,
     pool: WeightPool | None = None,
     activations: Literal["auto", "full"] = "auto",
+    modules: Mapping[str, ModuleWeight] | None = None,
 ) -> Lowered:
     """Lower a graph that has been through the passes.
 
     ``dtype``: the type of matrices and of the KV cache where they are not quantized; vectors stay float32.
     ``pool``: the weights of the engine, where several targets share it. ``activations``: see ``Context``.
+    ``modules``: the weights of the captured graph's modules, for adapters; None: the engine takes none.
     Raises BuildError when an op has no tactic, or when the limits do
     not fit the model.
     """
@@ -142,6 +145,8 @@ def lower(
     planned = steps.plan(largest_counts(limits, vocab_size, context.prefill_tile))
     sources = weights.finish()
     launches = LaunchTable(steps, weights)
+    modules = {} if on_gpu or modules is None else modules
+    columns = module_columns(steps.calls, ModuleRows(model, weight_graph, modules), modules)
     resolved = [
         Step(
             kernel=call.kernel,
@@ -150,8 +155,9 @@ def lower(
             outputs=list(call.outputs),
             attrs=dict(call.attrs),
             launches=launches.of(call),
+            modules=mine,
         )
-        for call in steps.calls
+        for call, mine in zip(steps.calls, columns, strict=True)
     ]
     program = Program(
         format=PROGRAM_FORMAT,

@@ -9,7 +9,7 @@ from typing import NoReturn
 from castiron.errors import EngineError
 
 from .check_launches import LaunchChecker, check_kernels
-from .kernels import KERNELS, NATIVE, attr_fits
+from .kernels import KERNELS, NATIVE, PRODUCTS, attr_fits
 from .program import ITEM_BYTES, PROGRAM_FORMAT, Program, Step, Value, Weight
 from .symbols import largest_counts
 from .weights_file import ALIGNMENT, CODES, MATRIX_DTYPES, TensorEntry, layout_bytes
@@ -187,11 +187,28 @@ class _Checker:
         for name, attr in step.attrs.items():
             if name not in kernel.attrs or not attr_fits(attr, kernel.attrs[name]):
                 self.fail("{}: attribute {!r} is unknown or of the wrong kind", where, name)
+        self.check_modules(step, where)
         layer = step.attrs.get("layer")
         if "layer" in kernel.attrs and not (
             isinstance(layer, int) and 0 <= layer < len(self.program.kv_layers)
         ):
             self.fail("{} names cache layer {!r} of {}", where, layer, len(self.program.kv_layers))
+
+    def check_modules(self, step: Step, where: str) -> None:
+        """Columns that modules claim lie in the product, in order and apart."""
+        if not step.modules:
+            return
+        if step.kernel not in PRODUCTS:
+            self.fail("{} names modules, which only a product has", where)
+        width = self.values[step.outputs[0]].shape[-1] if step.outputs[0] in self.values else 0
+        width = 0 if isinstance(width, str) else width * (2 if "gated" in step.kernel else 1)
+        end = 0
+        for one in step.modules:
+            if one.column < end or one.column + one.count > width:
+                self.fail(
+                    "{} has columns of {!r} that are none of its {}, or twice", where, one.module, width
+                )
+            end = one.column + one.count
 
     def fail(self, message: str, *details: object) -> NoReturn:
         shown = [detail[:120] if isinstance(detail, str) else detail for detail in details]

@@ -14,6 +14,8 @@ from typing import Any
 _NUMBER = (int, float)
 #: A step of this name calls a kernel of a library that the engine carries (docs/plugins.md).
 NATIVE = "native"
+#: Kernels that adapters (LoRA) can add to.
+PRODUCTS = ("linear", "gated_linear", "quantized_linear", "quantized_gated_linear")
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,23 @@ class Kernel(_Model):
     resources: dict[Name, Attr] = {}
 
 
+class ModuleColumns(_Model):
+    """Columns [column, column + count) of a product are outputs [row, row + count) of ``module``.
+
+    ``module`` is a path in the source model. A gated product has the columns of gate, then those of up.
+    """
+
+    module: Name
+    column: Annotated[int, Field(ge=0, le=1 << 40)]
+    row: Annotated[int, Field(ge=0, le=1 << 40)]
+    count: Annotated[int, Field(ge=1, le=1 << 40)]
+
+
 class Step(_Model):
-    """One op. Operand meaning and attributes by kernel: docs/program.md; on CUDA ``launches`` compute it."""
+    """One op. Operand meaning and attributes by kernel: docs/program.md; on CUDA ``launches`` compute it.
+
+    ``modules``: of a product on host, the modules of the source model that adapters (LoRA) can add to.
+    """
 
     kernel: Name
     inputs: list[Name] = []
@@ -183,6 +198,7 @@ class Step(_Model):
     outputs: list[Name] = []
     attrs: dict[Name, Attr] = {}
     launches: list[Launch] = []
+    modules: list[ModuleColumns] = []
 
 
 class KvLayer(_Model):
@@ -226,3 +242,14 @@ class Program(_Model):
     sampling: list[Step] = []
     #: Run ahead of ``steps`` where tokens come from ``sampled`` of the step before; empty: they never do.
     feeding: list[Step] = []
+
+
+def module_sizes(program: Program) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of the modules that adapters can add to, by their paths in the source model."""
+    widths = {value.name: value.shape[-1] for value in program.values}
+    sizes: dict[str, tuple[int, int]] = {}
+    for step in program.steps:
+        for one in step.modules:
+            _, outputs = sizes.get(one.module, (0, 0))
+            sizes[one.module] = (int(widths[step.inputs[0]]), max(outputs, one.row + one.count))
+    return sizes

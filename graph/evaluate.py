@@ -127,6 +127,11 @@ def _rows(x: Array) -> Array:
     return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
 
 
+def _dequantize(codes: Array, *scales: Array, source: str = "", **format: Any) -> Array:
+    """``source`` names the matrix that the codes stand for, which changes no number."""
+    return dequantize(codes, *scales, **format)
+
+
 def _stored(x: Array, kv_format: str, scales: Sequence[float]) -> Array:
     """Keys or values [heads, T, D] as the cache gives them back; ``scales`` one a head, none: 1."""
     if not kv_format:
@@ -330,7 +335,7 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         "PagedAttention": _paged_attention,
         "Unpack": unpack,
         "Quantize": quantize,
-        "Dequantize": dequantize,
+        "Dequantize": _dequantize,
     }
     return [_operator(ops.DOMAIN, name, function) for name, function in functions.items()]
 

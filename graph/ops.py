@@ -79,7 +79,7 @@ OPS: dict[str, OpSpec] = {
     # Weight expressions
     "Unpack": OpSpec(("raw",), ("codes",), ("layout",)),
     "Quantize": OpSpec(("w", "scale", "offset?"), ("codes",), ("format", "group")),
-    "Dequantize": OpSpec(("codes", "scale", "offset?"), ("w",), ("format", "group")),
+    "Dequantize": OpSpec(("codes", "scale", "offset?"), ("w",), ("format", "group", "source")),
 }
 
 

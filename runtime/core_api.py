@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,14 +56,26 @@ class Core(Protocol):
     """``_core.Engine``: one C++ thread runs the steps; ``poll`` is for one thread, the rest for any."""
 
     def submit(
-        self, prompt: npt.NDArray[np.int32], params: Any, priority: int = 0, cache_salt: bytes = b""
+        self,
+        prompt: npt.NDArray[np.int32],
+        params: Any,
+        priority: int = 0,
+        cache_salt: bytes = b"",
+        adapter: int = 0,
     ) -> int:
         """Queue a request; raises ValueError with a message for the user.
 
         Args:
             priority: smaller numbers are served first.
             cache_salt: 16 bytes, a digest of who may share cached prefixes; empty = everybody without one.
+            adapter: of ``add_adapter``; 0 = none. Cached prefixes are shared under one adapter alone.
         """
+
+    def add_adapter(self, modules: Mapping[str, Any]) -> int:
+        """See ``lora.adapters.AdapterCore``."""
+
+    def remove_adapter(self, adapter: int) -> None:
+        """See ``lora.adapters.AdapterCore``."""
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; its last event says ``cancelled``."""

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from castiron.errors import EngineError
 
 from ..engines import open_engine
 from ..engines.kv_cache import block_bytes
-from ..engines.program import BLOCK_TOKENS
+from ..engines.program import BLOCK_TOKENS, module_sizes
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
 from .sampling_params import MAX_SPECULATIVE_TOKENS
@@ -24,17 +25,22 @@ from .tokenizer_preload import TokenizerPreload
 
 if TYPE_CHECKING:
     from ..engines import Engine, Program
+    from .lora import Adapters
 
 _NO_PROBE: dict[str, Any] = {"devices": [], "driver": 0, "error": ""}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
+#: Of adapters: the largest for which memory is reserved.
+MAX_LORA_RANK = 512
+_DEFAULT_CPU_LORAS = 16
 SCHEDULING_POLICIES = ("fcfs", "priority")
 CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
 SPECULATION = ("none", "ngram", "suffix", "draft")
 _INTEGERS = (
     *("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks"),
     *("max_queue_size", "max_queued_tokens", "num_speculative_tokens"),
+    *("max_loras", "max_lora_rank", "max_cpu_loras"),
 )
 
 
@@ -62,6 +68,12 @@ class RuntimeOptions:
         capacity_scheduler_policy: "guaranteed_no_evict" (a request starts when the KV cache has room for
             its longest possible output, and runs to its end) or "max_utilization" (it starts when there is
             room for its prompt; when room is short, requests are set back and computed again).
+        enable_lora: requests may name LoRA adapters; implied by ``lora_modules``.
+        lora_modules: adapters to load at the start: folders in PEFT's form by the names that requests use.
+        max_loras: different adapters that run in one step; requests for more of them wait.
+        max_lora_rank: the largest rank of an adapter; memory for its sums is reserved at start.
+        max_cpu_loras: adapters in memory, the least recently used goes first; default: 16, or max_loras if
+            that is more.
         watchdog_timeout: a step that is longer on the device, in seconds, has hung: all requests end with an
             error and the engine is dead. 0 = no such limit.
         speculative_decoding: who guesses the next tokens of each output, so that one step checks several of
@@ -88,10 +100,20 @@ class RuntimeOptions:
     enable_prefix_caching: bool = True
     scheduling_policy: str = SCHEDULING_POLICIES[0]
     capacity_scheduler_policy: str = CAPACITY_POLICIES[0]
+    enable_lora: bool = False
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
+    max_loras: int = 4
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
     watchdog_timeout: float = 600.0
     speculative_decoding: str = SPECULATION[0]
     num_speculative_tokens: int | None = None
     draft_engine: str | os.PathLike[str] | None = None
+
+    @property
+    def wants_lora(self) -> bool:
+        """Whether the engine is to take adapters."""
+        return self.enable_lora or bool(self.lora_modules)
 
     def check(self, engine: Engine) -> None:
         """Raise EngineError for values that make no sense or go over the engine's limits."""
@@ -124,6 +146,13 @@ class RuntimeOptions:
             )
         if not 0 <= self.watchdog_timeout <= 1e6:
             raise EngineError(f"watchdog_timeout is {self.watchdog_timeout!r}; expected 0 (off) to 1000000 s")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise EngineError(
+                f"max_cpu_loras is {self.max_cpu_loras}, and max_loras {self.max_loras}: adapters that run "
+                "are in memory, so it must be at least as much"
+            )
+        if self.max_lora_rank > MAX_LORA_RANK:
+            raise EngineError(f"max_lora_rank is {self.max_lora_rank}; expected at most {MAX_LORA_RANK}")
         limits = engine.manifest.limits
         for name in ("max_batch_size", "max_num_tokens"):
             value, limit = getattr(self, name), getattr(limits, name)
@@ -165,6 +194,9 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
     probe = module.cuda_probe() if asks and options.device != "host" else _NO_PROBE
     choice = choose_device(engine, options.device, probe)
     program = engine.program(choice.target)
+    if options.wants_lora:
+        check_takes_adapters(engine, program, choice)
+        core_options |= {"max_loras": options.max_loras, "max_lora_rank": options.max_lora_rank}
     if choice.gpu is None and program.kernels and not options.trust_plugins:
         raise EngineError(
             f"{engine.path} brings machine code of plugins for the CPU ({len(program.kernels)} kernels), "
@@ -272,7 +304,40 @@ def open_session(
     )
     module = loaded.module
     types = CoreTypes(module.SamplingParams, module.QueueFullError, module.EngineDeadError)
-    return Session(loaded.core, info, types, max_queue_size=options.max_queue_size, preload=preload)
+    adapters = make_adapters(loaded.core, loaded.program, options) if options.wants_lora else None
+    return Session(
+        loaded.core,
+        info,
+        types,
+        max_queue_size=options.max_queue_size,
+        preload=preload,
+        adapters=adapters,
+    )
+
+
+def check_takes_adapters(engine: Engine, program: Program, choice: DeviceChoice) -> None:
+    """Raise EngineError where adapters cannot run."""
+    if choice.gpu is not None:
+        raise EngineError(
+            f"LoRA adapters run on the CPU alone so far, and {engine.path} would run on {choice}; start it "
+            "with --device host, or merge the adapter into the checkpoint and build that"
+        )
+    if not any(step.modules for step in program.steps):
+        raise EngineError(
+            f"{engine.path} names no modules that LoRA adapters could add to: it was built by an older "
+            f"castiron, or all of its products are of plugins; build it again: {engine.rebuild_command}"
+        )
+
+
+def make_adapters(core: Core, program: Program, options: RuntimeOptions) -> Adapters:
+    """The adapters of a core, those of ``lora_modules`` loaded; raises RequestError where one cannot be."""
+    from .lora import Adapters
+
+    in_memory = options.max_cpu_loras or max(_DEFAULT_CPU_LORAS, options.max_loras)
+    adapters = Adapters(core, module_sizes(program), max_rank=options.max_lora_rank, max_in_memory=in_memory)
+    for name, path in options.lora_modules.items():
+        adapters.load(name, path)
+    return adapters
 
 
 def parse_bytes(text: int | str) -> int:

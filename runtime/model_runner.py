@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,6 +14,7 @@ from castiron.errors import RequestError
 
 from .batch import Batch
 from .loading import RuntimeOptions, open_session
+from .lora import LoRARequest
 from .outputs import RequestOutput
 from .request_errors import ParameterError
 from .sampling_params import SamplingParams
@@ -62,6 +63,11 @@ class ModelRunner:
         enable_prefix_caching: bool = True,
         scheduling_policy: str = "fcfs",
         capacity_scheduler_policy: str = "guaranteed_no_evict",
+        enable_lora: bool = False,
+        lora_modules: Mapping[str, str] | None = None,
+        max_loras: int = 4,
+        max_lora_rank: int = 16,
+        max_cpu_loras: int | None = None,
         watchdog_timeout: float = 600.0,
         speculative_decoding: str = "none",
         num_speculative_tokens: int | None = None,
@@ -81,6 +87,8 @@ class ModelRunner:
             kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
             kv_cache_fraction: the same as a part of the GPU's memory left by weights and activations.
             enable_prefix_caching: use the keys and values of earlier prompts that begin alike.
+            enable_lora, lora_modules, max_loras, max_lora_rank, max_cpu_loras: LoRA adapters, see
+                ``RuntimeOptions``.
             scheduling_policy, capacity_scheduler_policy, watchdog_timeout: see ``RuntimeOptions``.
             speculative_decoding: "none", "ngram", "suffix" or "draft": guess tokens and check several in one
                 step, for the same output sooner.
@@ -90,6 +98,7 @@ class ModelRunner:
         Raises:
             EngineError: no engine, a damaged one, or one for another version or device; an option over its
             limits.
+            RequestError: one of ``lora_modules`` cannot be loaded.
         """
         options = RuntimeOptions(
             device=device,
@@ -104,6 +113,11 @@ class ModelRunner:
             enable_prefix_caching=enable_prefix_caching,
             scheduling_policy=scheduling_policy,
             capacity_scheduler_policy=capacity_scheduler_policy,
+            enable_lora=enable_lora,
+            lora_modules=lora_modules or {},
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
+            max_cpu_loras=max_cpu_loras,
             watchdog_timeout=watchdog_timeout,
             speculative_decoding=speculative_decoding,
             num_speculative_tokens=num_speculative_tokens,
@@ -155,7 +169,8 @@ class ModelRunner:
                 TensorRT-LLM's ``num_beams`` (more than 1: a beam search), ``max_new_tokens``,
                 ``random_seed``, ``num_return_sequences``, and ``end_id`` (this token instead of the model's
                 EOS tokens; -1 = never stop). Without ``temperature``, decoding is greedy unless ``top_k``
-                (other than 1) or ``top_p`` asks for sampling, as in TensorRT-LLM.
+                (other than 1) or ``top_p`` asks for sampling, as in TensorRT-LLM. ``lora`` names an
+                adapter; ``lora_request`` is a LoRARequest instead, whose adapter is loaded if it is not yet.
 
         Returns:
             One result for each prompt, in order.
@@ -164,7 +179,7 @@ class ModelRunner:
             RequestError: parameters that no prompt could be served with.
             EngineError: the runner is closed or its engine has failed.
         """
-        params = _merge(sampling_params, options)
+        params = _merge(sampling_params, self._named_adapter(options))
         cap = None if sampling_params is not None else _DEFAULT_MAX_TOKENS
         batch = Batch(self._session, *_prompts(input_ids, prompts), params, cap)
         return batch.stream() if streaming else batch.run()
@@ -180,20 +195,55 @@ class ModelRunner:
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answer a conversation (``[{"role": "user", "content": "..."}]``) by the engine's chat template."""
         ids = self.tokenizer.encode_chat(messages, **(template_options or {}))
-        params = _merge(sampling_params, options)
+        params = _merge(sampling_params, self._named_adapter(options))
         batch = Batch(self._session, [ids], [None], params)
         return batch.stream() if streaming else batch.run()
 
-    def context_logits(self, token_ids: Any) -> npt.NDArray[np.float32]:
+    def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter; requests name it by ``lora=name``.
+
+        Args:
+            path: folder with PEFT's adapter_config.json and adapter_model.safetensors.
+
+        Raises:
+            RequestError: the adapter cannot be used, or the runner was started without ``enable_lora``.
+        """
+        self._session.need_adapters().load(name, path)
+
+    def unload_lora(self, name: str) -> None:
+        """Forget an adapter; requests that use it go on, and its memory goes with the last of them.
+
+        Raises:
+            RequestError: there is none of this name.
+        """
+        self._session.need_adapters().unload(name)
+
+    def _named_adapter(self, options: dict[str, Any]) -> dict[str, Any]:
+        """``options`` with the adapter of a ``lora_request`` loaded and named."""
+        request = options.pop("lora_request", None)
+        if request is None:
+            return options
+        if not isinstance(request, LoRARequest):
+            raise ParameterError(
+                f"lora_request is of type {type(request).__name__}; expected LoRARequest",
+                param="lora_request",
+            )
+        adapters = self._session.need_adapters()
+        if request.lora_path and request.lora_name not in adapters.paths:
+            adapters.load(request.lora_name, request.lora_path)
+        return {**options, "lora": request.lora_name}
+
+    def context_logits(self, token_ids: Any, *, lora: str | None = None) -> npt.NDArray[np.float32]:
         """Logits of every position of a prompt, float32 [len(token_ids), vocab].
 
         Args:
             token_ids: at most ``max_seq_len`` ids.
+            lora: name of the adapter to run with.
 
         Raises:
             RequestError: ids outside the vocabulary, or too many.
         """
-        params = SamplingParams(max_tokens=0, detokenize=False, return_context_logits=True)
+        params = SamplingParams(max_tokens=0, detokenize=False, return_context_logits=True, lora=lora)
         (result,) = Batch(self._session, [token_ids], [None], params).run()
         if result.context_logits is None:
             raise RequestError(result.error or "the engine gave no logits")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .core_api import CoreBeam, CoreEvent
 from .detokenizer import Detokenizer
 from .outputs import FinishReason, TokenLogprob, Update
 from .sampling_params import SamplingParams
 from .text import StopMatcher
+
+if TYPE_CHECKING:
+    from .lora import AdapterUse
 
 #: Receives a request's updates, in order, on the session's thread; must be quick and must not raise.
 Sink = Callable[[Update], None]
@@ -33,6 +36,7 @@ class Request:
         "_make_detokenizer",
         "_matcher",
         "_scored",
+        "adapter",
         "done",
         "id",
         "params",
@@ -49,6 +53,7 @@ class Request:
         sink: Sink,
     ) -> None:
         self.id = -1
+        self.adapter: AdapterUse | None = None
         self.prompt_ids = prompt_ids
         self.params = params
         self.sink = sink

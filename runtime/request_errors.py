@@ -23,3 +23,11 @@ class QueueFullError(RequestError):
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class AdapterError(RequestError):
+    """A LoRA adapter that cannot be used: damaged, made for another model, or of a kind not supported."""
+
+
+class AdapterNotFoundError(ParameterError):
+    """A request names a LoRA adapter that is not loaded."""

@@ -100,6 +100,7 @@ class SamplingParams:
         num_speculative_tokens: guesses of the next tokens in one step at most, where the engine was started
             with ``speculative_decoding`` (0 = none, None = as many as the engine says). Changes the speed,
             never the output.
+        lora: name of the LoRA adapter to run with (None = the model as it is).
 
     Raises:
         ParameterError: (a RequestError) a value of the wrong type or out of range; the text says what is
@@ -145,6 +146,7 @@ class SamplingParams:
     priority: int = 0
     cache_salt: str | None = None
     num_speculative_tokens: int | None = None
+    lora: str | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -216,6 +218,8 @@ class SamplingParams:
                 "num_speculative_tokens",
                 _integer("num_speculative_tokens", self.num_speculative_tokens, 0, most),
             )
+        if self.lora is not None and not (isinstance(self.lora, str) and self.lora):
+            _refuse("lora", self.lora, "the name of an adapter")
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_CHARS):
             _refuse("cache_salt", salt, f"a string of 1 to {MAX_SALT_CHARS} characters")

@@ -26,7 +26,10 @@ from .request_errors import ContextLengthError, ParameterError, QueueFullError
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from .grammar import Grammars, Matcher
+    from .lora import Adapters, AdapterUse
     from .tokenizer import Tokenizer
     from .tokenizer_preload import TokenizerPreload
 
@@ -43,6 +46,7 @@ class Session:
         types: the core's parameter and error types.
         max_queue_size: requests that may wait beyond ``max_batch_size`` running ones; None = no bound.
         preload: a tokenizer that is being loaded already; None = load it at first use.
+        adapters: LoRA adapters that requests may name; None = the engine was started without.
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class Session:
         *,
         max_queue_size: int | None = None,
         preload: TokenizerPreload | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.core = core
+        self.adapters = adapters
         self.info = info
         self._types = types
         self._capacity = None if max_queue_size is None else info.max_batch_size + max_queue_size
@@ -197,36 +203,68 @@ class Session:
                 "this process was forked from the one that loaded the engine, and an engine's threads do not "
                 "survive that; load it in the child"
             )
-        with self._wake:
-            self._check_alive()
-            if self._capacity is not None and len(self._requests) >= self._capacity:
-                raise self._full()
-            try:
-                request.id = self._queue(
-                    lambda: self.core.submit(prompt, core, params.priority, salt), matcher
-                )
-            except ValueError as e:
-                raise RequestError(str(e)) from None
-            except self._types.queue_full as e:
-                raise QueueFullError(f"{e}; try again later", retry_after=1) from None
-            except self._types.dead as e:
-                self._failure = str(e)
-                raise EngineError(f"the engine stopped working: {e}; restart it") from None
-            if not self._requests:
-                self._progress = time.monotonic()
-            self._requests[request.id] = request
-            if params.logits_processors:
-                self._processors.start(request.id, ids, params.logits_processors)
-            self._wake.notify()
+        adapter = None if params.lora is None else self.need_adapters().acquire(params.lora)
+        try:
+            with self._wake:
+                self._check_alive()
+                if self._capacity is not None and len(self._requests) >= self._capacity:
+                    raise self._full()
+                request.id = self._submit(prompt, core, params, salt, adapter, matcher)
+                request.adapter, adapter = adapter, None
+                if not self._requests:
+                    self._progress = time.monotonic()
+                self._requests[request.id] = request
+                if params.logits_processors:
+                    self._processors.start(request.id, ids, params.logits_processors)
+                self._wake.notify()
+        finally:
+            if adapter is not None:
+                self.need_adapters().release(adapter)
         return request
 
+    def _submit(
+        self,
+        prompt: npt.NDArray[np.int32],
+        core: Any,
+        params: SamplingParams,
+        salt: bytes,
+        adapter: AdapterUse | None,
+        matcher: Matcher | None,
+    ) -> int:
+        """The core's id of the request, with the core's refusals as ours."""
+        adapter_id = 0 if adapter is None else adapter.id
+        try:
+            return self._queue(
+                lambda: self.core.submit(prompt, core, params.priority, salt, adapter_id), matcher
+            )
+        except ValueError as e:
+            raise RequestError(str(e)) from None
+        except self._types.queue_full as e:
+            raise QueueFullError(f"{e}; try again later", retry_after=1) from None
+        except self._types.dead as e:
+            self._failure = str(e)
+            raise EngineError(f"the engine stopped working: {e}; restart it") from None
+
+    def need_adapters(self) -> Adapters:
+        """The adapters; raises ParameterError when the engine was started without."""
+        if self.adapters is None:
+            raise ParameterError(
+                "this engine was started without LoRA adapters; start it with --enable-lora "
+                "(enable_lora=True in Python)",
+                param="lora",
+            )
+        return self.adapters
+
     def prepare(self, params: SamplingParams) -> None:
-        """Do what can be done before ``submit``, which is quick then: the grammar is compiled and kept.
+        """Do what can be done before ``submit``, which is quick then: the grammar is compiled and kept, the
+        adapter is brought into memory.
 
         Raises:
-            RequestError: the grammar is wrong, or this engine cannot follow one.
+            RequestError: the grammar is wrong, or this engine cannot follow one; the adapter is unknown.
         """
         self._matcher(params)
+        if params.lora is not None:
+            self.need_adapters().prepare(params.lora)
 
     def _matcher(self, params: SamplingParams) -> Matcher | None:
         """Where the output starts in its grammar; compiled now, unless it was before."""
@@ -315,6 +353,8 @@ class Session:
                 if request is not None and event.finished:
                     del self._requests[event.request_id]
                     self._masks.drop(event.request_id)
+            if request is not None and event.finished and request.adapter is not None:
+                self.need_adapters().release(request.adapter)
             if request is None or request.done:
                 continue
             try:

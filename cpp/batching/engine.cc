@@ -26,7 +26,7 @@ int within(const char* name, int chosen, int planned) {
 SchedulerLimits choose_limits(const Limits& built, const EngineOptions& options) {
     return {within("max_batch_size", options.max_batch_size, built.max_batch_size),
             within("max_num_tokens", options.max_num_tokens, built.max_num_tokens), built.max_logit_rows,
-            built.max_seq_len};
+            built.max_seq_len, options.max_loras};
 }
 
 EngineOptions checked(const EngineOptions& options) {
@@ -37,6 +37,10 @@ EngineOptions checked(const EngineOptions& options) {
     if (options.max_queued_tokens < 0) {
         throw std::invalid_argument("max_queued_tokens is " + std::to_string(options.max_queued_tokens) +
                                     "; expected 1 or more, or 0 for no bound");
+    }
+    if (options.max_loras < 0) {
+        throw std::invalid_argument("max_loras is " + std::to_string(options.max_loras) +
+                                    "; expected 1 or more, or 0 for no adapters");
     }
     if (!(options.watchdog_seconds >= 0 && options.watchdog_seconds <= 1e6)) {
         throw std::invalid_argument("watchdog_timeout is " + std::to_string(options.watchdog_seconds) +
@@ -119,14 +123,25 @@ RequestId Engine::submit(std::span<const int32_t> prompt, SamplingParams params,
     scheduler_.check_can_ever_run(static_cast<int>(length), new_tokens, params.beam_width);
 
     std::unique_lock lock(mutex_);
+    std::shared_ptr<const Adapter> adapter;
+    if (options.adapter != 0) {
+        const auto found = adapters_.find(options.adapter);
+        if (found == adapters_.end()) {
+            throw std::invalid_argument("adapter " + std::to_string(options.adapter) +
+                                        " is unknown, or was removed");
+        }
+        adapter = found->second;
+    }
     const RequestId id = next_id_++;
     lock.unlock();  // a request's memory is allocated without the lock: context logits can be large
     const auto bits = philox4x32({static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 0, 0},
                                  {static_cast<uint32_t>(entropy_), static_cast<uint32_t>(entropy_ >> 32)});
     const uint64_t seed = params.seed.value_or((uint64_t{bits[0]} << 32) | bits[1]);
-    const CacheUse cache{options_.prefix_caching, options.priority, options.cache_salt};
+    CacheUse cache{options_.prefix_caching, options.priority, options.cache_salt};
+    cache.salt.adapter = options.adapter;
     auto request =
         std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_, cache);
+    request->adapter = std::move(adapter);
     if (drafter_ != nullptr && request->params.num_speculative_tokens != 0 && new_tokens > 1 &&
         request->beams == nullptr) {
         request->drafts.reserve(static_cast<size_t>(drafter_->max_tokens()));
@@ -175,6 +190,25 @@ void Engine::drop_helpers(RequestId id) {
     processors_.drop(id);
 }
 
+AdapterId Engine::add_adapter(const LoraModules& modules) {
+    if (options_.max_loras == 0)
+        throw std::invalid_argument("this engine takes no adapters; start it with max_loras of 1 or more");
+    std::shared_ptr<const Adapter> made = device_->make_adapter(modules);  // takes a while: without the lock
+    const std::lock_guard lock(mutex_);
+    const AdapterId id = next_adapter_++;
+    adapters_.emplace(id, std::move(made));
+    return id;
+}
+
+void Engine::remove_adapter(AdapterId id) {
+    std::shared_ptr<const Adapter> last;  // freed without the lock
+    const std::lock_guard lock(mutex_);
+    const auto found = adapters_.find(id);
+    if (found == adapters_.end()) return;
+    last = std::move(found->second);
+    adapters_.erase(found);
+}
+
 void Engine::cancel(RequestId id) {
     {
         const std::lock_guard lock(mutex_);
@@ -221,6 +255,8 @@ EngineStats Engine::stats(size_t recent_steps) const {
     stats.waiting += static_cast<int>(inbox_.size());
     stats.waiting_tokens += inbox_tokens_;
     stats.recent_steps = trace_.last(recent_steps);
+    stats.adapters = static_cast<int>(adapters_.size());
+    for (const auto& [id, adapter] : adapters_) stats.adapter_bytes += adapter->bytes();
     return stats;
 }
 

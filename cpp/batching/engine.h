@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -41,13 +42,17 @@ struct EngineOptions {
     bool prefix_caching = true;     // use the keys and values of a prompt's beginning if they are there
     SchedulingPolicy scheduling = SchedulingPolicy::kFcfs;
     CapacityPolicy capacity = CapacityPolicy::kGuaranteedNoEvict;
+    int max_loras = 0;            // different adapters running at a time; 0: the engine takes none
     double watchdog_seconds = 0;  // a step that is longer on the device has hung; 0: no such limit
 };
+
+using AdapterId = int64_t;  // 0: none
 
 // What a request says besides how its tokens are chosen.
 struct RequestOptions {
     int32_t priority = 0;  // smaller numbers first; other than 0 under SchedulingPolicy::kPriority alone
-    CacheSalt cache_salt;  // cached prefixes are shared by requests of the same salt
+    CacheSalt cache_salt;  // cached prefixes are shared by requests of the same salt and adapter
+    AdapterId adapter = 0;
 };
 
 // Too many requests or tokens wait already.
@@ -86,6 +91,8 @@ struct EngineStats {
     int64_t draft_tokens = 0;     // guesses that were checked
     int64_t accepted_tokens = 0;  // of them: right
     int64_t device_failures = 0;
+    int adapters = 0;  // that requests may name; bytes: all of their memory
+    uint64_t adapter_bytes = 0;
     std::string dead;          // why, if it is
     std::string stall_report;  // what the engine was doing when a step hung
     StepRecord last_step;
@@ -128,6 +135,12 @@ public:
     // EngineDeadError.
     RequestId submit(std::span<const int32_t> prompt, SamplingParams params,
                      const RequestOptions& options = {});
+    // Thread-safe. Makes an adapter ready for requests to name. Its memory is allocated here, on the caller's
+    // thread. Throws std::invalid_argument where it does not fit, or where the engine takes no adapters.
+    AdapterId add_adapter(const LoraModules& modules);
+    // Thread-safe. No request can name it any more; those that did go on, and its memory is freed with the
+    // last of them. Unknown ones are ignored.
+    void remove_adapter(AdapterId id);
     // Thread-safe. The request ends with kCancelled within a step; unknown and finished ones are ignored.
     void cancel(RequestId id);
     // News of all requests, waiting up to `timeout` for some. One thread at a time; empty at once after
@@ -230,6 +243,8 @@ private:
     Clock::time_point on_device_since_;
     std::vector<std::unique_ptr<Request>> stranded_;  // polled to the end while the device hangs
     RequestId next_id_ = 1;
+    AdapterId next_adapter_ = 1;
+    std::map<AdapterId, std::shared_ptr<const Adapter>> adapters_;
     std::unordered_map<RequestId, std::unique_ptr<Request>> live_;  // until its last event is polled
     std::vector<Request*> inbox_;
     int64_t inbox_tokens_ = 0;

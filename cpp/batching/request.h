@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "batching/beam_search.h"
+#include "device/adapter.h"
 #include "kv/beam_tables.h"
 #include "kv/block_table.h"
 #include "sampling/params.h"
@@ -130,9 +131,10 @@ struct alignas(64) Request {
     FinishReason finish_reason = FinishReason::kNone;
     bool published_context = false;
     bool published_finish = false;
-    const bool looks_at_tokens;  // masks, rules, penalties and the like decide with the model
-    RowSampling row_sampling;    // how a device chooses its tokens, but for the random number
-    int64_t outbox_round = -1;   // the outbox of this round has an entry for the request, outbox_entry
+    std::shared_ptr<const Adapter> adapter;  // or none; it lives until the request is gone
+    const bool looks_at_tokens;              // masks, rules, penalties and the like decide with the model
+    RowSampling row_sampling;                // how a device chooses its tokens, but for the random number
+    int64_t outbox_round = -1;  // the outbox of this round has an entry for the request, outbox_entry
     BlockTable block_table;
     std::unique_ptr<Beams> beams;             // of a beam search; block_table is the prompt's then
     std::vector<int32_t> drafts;              // guesses of the next tokens that this step checks

@@ -55,6 +55,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
       waiting_(max_waiting + max_running_) {
     if (max_running_ < 1) throw std::invalid_argument("every limit of the scheduler must be at least 1");
     running_.reserve(max_running_);
+    adapters_.reserve(max_running_);
     wishes_.reserve(max_running_);
     for (StepPlan& plan : plans_) {
         plan.chunks.reserve(max_running_);
@@ -227,6 +228,8 @@ void Scheduler::admit() {
             blocked_ = Blocked::kBatchSize;
         } else if (plan_->num_tokens == limits_.max_num_tokens) {
             blocked_ = Blocked::kNumTokens;
+        } else if (!has_place_for_adapter(request)) {
+            blocked_ = Blocked::kAdapters;
         } else if (!open(request)) {
             blocked_ = Blocked::kKvBlocks;
         }
@@ -239,6 +242,21 @@ void Scheduler::admit() {
         extra_beams_ += static_cast<size_t>(request.width() - 1);
         add_prefill(request);
     }
+}
+
+// Whether the request's adapter runs already, or may run besides those that do.
+bool Scheduler::has_place_for_adapter(const Request& request) {
+    const Adapter* mine = request.adapter.get();
+    if (mine == nullptr) return true;
+    adapters_.clear();
+    for (const Request* other : running_) {
+        const Adapter* adapter = other->adapter.get();
+        if (adapter == mine) return true;
+        if (adapter == nullptr || std::find(adapters_.begin(), adapters_.end(), adapter) != adapters_.end())
+            continue;
+        adapters_.push_back(adapter);
+    }
+    return static_cast<int>(adapters_.size()) < limits_.max_loras;
 }
 
 // Blocks for a request that is to run: those that the cache has for it and promises for the rest.

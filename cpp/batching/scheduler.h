@@ -15,6 +15,7 @@ struct SchedulerLimits {
     int max_num_tokens = 0;  // tokens in a step: decodes and prefill chunks together
     int max_logit_rows = 0;  // rows of logits in a step
     int max_seq_len = 0;     // prompt and output of one request
+    int max_loras = 0;       // different adapters running at a time
 };
 
 // What is promised to a request that starts to run.
@@ -67,12 +68,13 @@ struct StepPlan {
     int preemptions = 0;
 };
 
-enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens };
+enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens, kAdapters };
 
 // Requests are served by priority (smaller numbers first), then in the order of arrival.
 //
 // - The first of the queue is admitted when the KV blocks that the capacity policy asks for can be promised
-//   to it and the step has a token left for it. Nobody overtakes it.
+//   to it, the step has a token left for it, and its adapter is one of at most max_loras that run. Nobody
+//   overtakes it.
 // - At most min(max_batch_size, max_num_tokens, max_logit_rows) requests run, where a beam search counts as
 //   many as it is wide, so every step has room for one token of each: a decode is never left out, and while
 //   any prompt is unfinished at least one of its tokens goes in.
@@ -147,6 +149,7 @@ private:
     }
     void stop_running(Request& request);
     void admit();
+    [[nodiscard]] bool has_place_for_adapter(const Request& request);
     [[nodiscard]] bool open(Request& request);
     [[nodiscard]] bool promise_blocks(Request& request);
     void reuse(Request& request);
@@ -167,8 +170,9 @@ private:
     int total_blocks_;
     size_t max_running_;
     RequestQueue waiting_;
-    std::vector<Request*> running_;  // in the order in which they are served
-    size_t extra_beams_ = 0;         // sequences that they may run besides one each
+    std::vector<Request*> running_;         // in the order in which they are served
+    size_t extra_beams_ = 0;                // sequences that they may run besides one each
+    std::vector<const Adapter*> adapters_;  // of the running, each once; of the last look alone
     std::vector<DraftWish> wishes_;
     Drafter* drafter_ = nullptr;  // the one that was last asked
     std::array<StepPlan, 2> plans_;

@@ -50,7 +50,8 @@ void StepRunner::pack(const StepPlan& plan) {
         for (int t = chunk.num_tokens - chunk.num_logits; t < chunk.num_tokens; ++t) {
             logit_rows_.push_back(first_row + t);
         }
-        sequences_.push_back({first_row, chunk.num_tokens, chunk.start, chunk.blocks()});
+        sequences_.push_back(
+            {first_row, chunk.num_tokens, chunk.start, chunk.blocks(), chunk.request->adapter.get()});
         device_samples_ = device_samples_ && sampling_.add(chunk);
         first_row += chunk.num_tokens;
     }

@@ -5,6 +5,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "batching/engine.h"
@@ -39,6 +41,7 @@ namespace {
 using namespace nb::literals;
 using Prompt = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // A timeout that C++ can represent; NaN becomes 0.
@@ -117,6 +120,8 @@ Options options_from(nb::handle dict) {
     };
     number("kv_cache_fraction", options.cuda.kv_cache_fraction);
     number("watchdog_timeout", options.engine.watchdog_seconds);
+    integer("max_loras", 0, options.engine.max_loras);
+    integer("max_lora_rank", 0, options.host.max_lora_rank);
     boolean("huge_pages", options.host.huge_pages);
     if (const nb::object value = fields.optional("isa"); value.is_valid() && !value.is_none()) {
         options.host.isa = as_string(value, fields.path("isa"));
@@ -128,7 +133,7 @@ Options options_from(nb::handle dict) {
                    "max_queued_tokens", "prefix_caching", "watchdog_timeout", "scheduling_policy",
                    "capacity_scheduler_policy", "speculative_decoding", "num_speculative_tokens",
                    "vocab_limit", "huge_pages", "isa", "kernel_images", "device_index", "cuda_graphs",
-                   "kv_cache_fraction"});
+                   "kv_cache_fraction", "max_loras", "max_lora_rank"});
     return options;
 }
 
@@ -217,17 +222,39 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
 
 // cache_salt: 16 bytes, a digest of the salt; or none.
 RequestId submit(PyEngine& self, const Prompt& prompt, const SamplingParams& params, int32_t priority,
-                 const nb::bytes& cache_salt) {
+                 const nb::bytes& cache_salt, AdapterId adapter) {
     const std::span<const int32_t> tokens(prompt.data(), prompt.size());
-    RequestOptions options{priority, {}};
-    if (cache_salt.size() == sizeof(options.cache_salt)) {
-        std::memcpy(&options.cache_salt, cache_salt.data(), sizeof(options.cache_salt));
+    RequestOptions options{priority, {}, adapter};
+    uint64_t digest[2];
+    if (cache_salt.size() == sizeof(digest)) {
+        std::memcpy(digest, cache_salt.data(), sizeof(digest));
+        options.cache_salt = {digest[0], digest[1]};
     } else if (cache_salt.size() != 0) {
         throw std::invalid_argument("cache_salt has " + std::to_string(cache_salt.size()) +
                                     " bytes; expected 16 or none");
     }
     const nb::gil_scoped_release unlocked;  // it copies the prompt, and the engine's lock may be taken
     return self.engine->submit(tokens, params, options);
+}
+
+// modules: path in the source model -> (a [rank, inputs], b [outputs, rank], scale).
+AdapterId add_adapter(PyEngine& self, const std::map<std::string, std::tuple<Matrix, Matrix, float>>& given) {
+    LoraModules modules;
+    for (const auto& [name, pair] : given) {
+        const auto& [a, b, scale] = pair;
+        if (a.shape(0) != b.shape(1)) {
+            throw std::invalid_argument("module \"" + name + "\": a has rank " + std::to_string(a.shape(0)) +
+                                        ", b " + std::to_string(b.shape(1)));
+        }
+        modules[name] = {{a.data(), a.size()},
+                         {b.data(), b.size()},
+                         static_cast<int64_t>(a.shape(0)),
+                         static_cast<int64_t>(a.shape(1)),
+                         static_cast<int64_t>(b.shape(0)),
+                         scale};
+    }
+    const nb::gil_scoped_release unlocked;  // `given` keeps the arrays
+    return self.engine->add_adapter(modules);
 }
 
 std::vector<Event> poll(PyEngine& self, double timeout) {
@@ -429,7 +456,11 @@ NB_MODULE(_core, m) {
         .def("__init__", &make_engine, "program"_a, "weights_path"_a, "tensors"_a, "options"_a,
              nb::arg("draft") = nb::none())
         .def("submit", &submit, nb::arg("prompt").noconvert(), "params"_a, "priority"_a = 0,
-             "cache_salt"_a = nb::bytes("", 0))
+             "cache_salt"_a = nb::bytes("", 0), "adapter"_a = 0)
+        .def("add_adapter", &add_adapter, "modules"_a)
+        .def(
+            "remove_adapter", [](PyEngine& self, AdapterId id) { self.engine->remove_adapter(id); },
+            "adapter"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "cancel", [](PyEngine& self, RequestId id) { self.engine->cancel(id); }, "request_id"_a,
             nb::call_guard<nb::gil_scoped_release>())

@@ -218,6 +218,22 @@ void read_weights(nb::handle list, const std::string& path, Program& program, In
     });
 }
 
+void read_modules(nb::handle list, const std::string& path, Step& step) {
+    for_each(list, path, [&](nb::handle item, const std::string& item_path) {
+        Fields fields(item, item_path);
+        const auto number = [&](const char* key, int64_t min) {
+            return as_integer(fields.required(key), fields.path(key), min, kMaxDim);
+        };
+        ModuleColumns columns;
+        columns.module = as_string(fields.required("module"), fields.path("module"));
+        columns.column = number("column", 0);
+        columns.row = number("row", 0);
+        columns.count = number("count", 1);
+        fields.finish({"module", "column", "row", "count"});
+        step.modules.push_back(std::move(columns));
+    });
+}
+
 void read_steps(nb::handle list, const std::string& path, const Program& program, const Index& values,
                 const Index& weights, std::vector<Step>& steps) {
     for_each(list, path, [&](nb::handle item, const std::string& item_path) {
@@ -245,7 +261,10 @@ void read_steps(nb::handle list, const std::string& path, const Program& program
         if (const nb::object launches = fields.optional("launches"); launches.is_valid()) {
             read_launches(launches, fields.path("launches"), program, values, weights, step);
         }
-        fields.finish({"kernel", "inputs", "weights", "outputs", "attrs", "launches"});
+        if (const nb::object modules = fields.optional("modules"); modules.is_valid()) {
+            read_modules(modules, fields.path("modules"), step);
+        }
+        fields.finish({"kernel", "inputs", "weights", "outputs", "attrs", "launches", "modules"});
         steps.push_back(std::move(step));
     });
 }

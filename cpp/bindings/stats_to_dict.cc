@@ -17,6 +17,8 @@ const char* name_of(Blocked blocked) {
             return "kv_blocks";
         case Blocked::kNumTokens:
             return "num_tokens";
+        case Blocked::kAdapters:
+            return "adapters";
     }
     return "";
 }
@@ -101,6 +103,8 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     }
     dict["requests_finished"] = finished;
     dict["device_failures"] = stats.device_failures;
+    dict["lora_adapters"] = stats.adapters;
+    dict["lora_bytes"] = stats.adapter_bytes;
     dict["dead"] = stats.dead;
     dict["stall_report"] = stats.stall_report;
     dict["last_step"] = record_to_dict(stats.last_step);

@@ -21,4 +21,8 @@ SampledRows Device::finish() {
     throw std::logic_error("no step is under way");
 }
 
+std::shared_ptr<const Adapter> Device::make_adapter(const LoraModules&) const {
+    throw std::invalid_argument("this device takes no LoRA adapters");
+}
+
 }  // namespace castiron

@@ -6,6 +6,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "device/adapter.h"
 #include "program/program.h"
 
 namespace castiron {
@@ -20,6 +21,7 @@ struct SequenceSlice {
     int num_rows = 0;
     int start_position = 0;
     std::span<const int32_t> block_table;
+    const Adapter* adapter = nullptr;  // of this device; or null
 };
 
 // A step: everything a device needs besides the program. All spans stay valid until the call that they are
@@ -114,6 +116,9 @@ public:
     // Sequences that the graph replayed by the last step was captured for; 0: its kernels were launched one
     // by one.
     [[nodiscard]] virtual int graph_bucket() const { return 0; }
+    // Makes a LoRA adapter ready to run. On any thread, also while a step runs. Throws std::invalid_argument
+    // where it does not fit the program, and where the device takes no adapters.
+    [[nodiscard]] virtual std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const;
     // Copy the contents of one block to another (prefix reuse of a partly filled block).
     virtual void copy_kv_block(int from, int to) = 0;
 };
@@ -122,6 +127,7 @@ struct HostOptions {
     int num_threads = 0;     // 0: all cores this process may run on
     bool huge_pages = true;  // ask for 2 MiB pages for weights, arena and KV
     std::string isa;         // "": the best of this CPU; "avx2", "avx512", ... force one (tests)
+    int max_lora_rank = 0;   // of adapters; 0: takes none
 };
 
 // Throws std::invalid_argument with a message for the user when the program is not valid for this device

@@ -6,11 +6,13 @@
 
 namespace castiron {
 
-// A digest of what besides the tokens decides whether two sequences may share blocks: a tenant's secret.
-// Sequences of different salts share nothing. Compared whole, so it must come from a cryptographic hash.
+// What besides the tokens decides whether two sequences may share blocks: a digest of a tenant's secret, and
+// the adapter under which keys and values were computed. Sequences of different salts share nothing. The
+// digest is compared whole, so it must come from a cryptographic hash.
 struct CacheSalt {
     uint64_t high = 0;
     uint64_t low = 0;
+    int64_t adapter = 0;  // 0: none
 
     auto operator<=>(const CacheSalt&) const = default;
 };

@@ -126,6 +126,15 @@ struct Kernel {
     int64_t scratch_bytes = 0;  // device memory for each block, behind the first hidden pointer
 };
 
+// Columns [column, column + count) of a product are outputs [row, row + count) of a module of the source
+// model. A gated product has the columns of gate, then those of up.
+struct ModuleColumns {
+    std::string module;
+    int64_t column = 0;
+    int64_t row = 0;
+    int64_t count = 0;
+};
+
 struct Step {
     std::string kernel;
     std::vector<int> inputs;   // indices into Program::values
@@ -133,6 +142,7 @@ struct Step {
     std::vector<int> outputs;
     std::map<std::string, Attr> attrs;
     std::vector<Launch> launches{};
+    std::vector<ModuleColumns> modules{};  // in order; of products on host, what adapters can add to
 };
 
 struct KvLayer {

@@ -36,7 +36,7 @@ def quantize_linears(rewriter: Rewriter, ctx: PassContext) -> int:
             continue
         name = next((name for name in _weight_names(node.inputs[1]) if name in plans), None)
         if name is not None:
-            _apply(rewriter, node, plans[name], scaled)
+            _apply(rewriter, node, name, plans[name], scaled)
             used.add(name)
             applied += 1
     missing = sorted(plans.keys() - used)
@@ -61,7 +61,13 @@ def _weight_names(weight: Tensor) -> list[str]:
     return names
 
 
-def _apply(rewriter: Rewriter, node: Node, plan: LinearPlan, scaled: dict[tuple[int, str], Tensor]) -> None:
+def _apply(
+    rewriter: Rewriter,
+    node: Node,
+    name: str,
+    plan: LinearPlan,
+    scaled: dict[tuple[int, str], Tensor],
+) -> None:
     if plan.x_format:
         node.attrs.update(x_format=plan.x_format, x_group=plan.x_group, x_scale=float(plan.x_scale))
     if plan.output_scale is not None:
@@ -71,7 +77,7 @@ def _apply(rewriter: Rewriter, node: Node, plan: LinearPlan, scaled: dict[tuple[
             wide = rewriter.float32(bias)
             node.inputs[2] = rewriter.op("Mul", [wide, factor], shape_of(bias), hint=f"{bias.name}.scaled")
     if plan.format is not None:
-        node.inputs[1] = _quantized(rewriter, node.inputs[1], plan)
+        node.inputs[1] = _quantized(rewriter, node.inputs[1], name, plan)
     if plan.input_scale is not None and not plan.input_is_scaled:
         x = node.inputs[0]
         key = (id(x), plan.input_scale.name)
@@ -81,12 +87,12 @@ def _apply(rewriter: Rewriter, node: Node, plan: LinearPlan, scaled: dict[tuple[
         node.inputs[0] = scaled[key]
 
 
-def _quantized(rewriter: Rewriter, weight: Tensor, plan: LinearPlan) -> Tensor:
+def _quantized(rewriter: Rewriter, weight: Tensor, name: str, plan: LinearPlan) -> Tensor:
     if plan.scale is None or plan.format is None:
         raise BuildError(f"the quantization plan of {weight.name!r} has no scale")
     shape = [int(size) for size in shape_of(weight)]
     _check_shapes(weight.name, shape, plan)
-    attrs = {"format": plan.format, "group": plan.group}
+    attrs: dict[str, Any] = {"format": plan.format, "group": plan.group}
     scales: list[Tensor | None] = [
         None if ref is None else rewriter.float32(rewriter.stored(ref)) for ref in (plan.scale, plan.offset)
     ]
@@ -95,7 +101,9 @@ def _quantized(rewriter: Rewriter, weight: Tensor, plan: LinearPlan) -> Tensor:
     else:
         codes = _rounded(rewriter, weight, plan, scales, attrs)
     hint = f"{weight.name}.{plan.format}"
-    return rewriter.op("Dequantize", [codes, *scales], shape, attrs=dict(attrs), domain=CASTIRON, hint=hint)
+    if plan.input_scale is None and plan.output_scale is None:
+        attrs["source"] = name
+    return rewriter.op("Dequantize", [codes, *scales], shape, attrs=attrs, domain=CASTIRON, hint=hint)
 
 
 def _rounded(

@@ -6,6 +6,7 @@
 #include "device/device.h"
 #include "device/host/cpu.h"
 #include "device/host/kv_cache.h"
+#include "device/host/lora.h"
 #include "device/host/memory.h"
 #include "device/host/op.h"
 #include "device/host/ops/ops.h"
@@ -22,6 +23,13 @@ int thread_count(const HostOptions& options, int cpus) {
     return options.num_threads > 0 ? options.num_threads : cpus;
 }
 
+int lora_rank(const HostOptions& options) {
+    constexpr int kLargest = 512;
+    if (options.max_lora_rank < 0 || options.max_lora_rank > kLargest)
+        throw std::invalid_argument("max_lora_rank must be 0 (no adapters) to " + std::to_string(kLargest));
+    return options.max_lora_rank;
+}
+
 const Operand* find(const std::vector<Operand>& values, const char* name) {
     const auto it =
         std::find_if(values.begin(), values.end(), [&](const Operand& o) { return o.name == name; });
@@ -33,6 +41,7 @@ public:
     HostDevice(std::shared_ptr<const Program> program, const HostOptions& options)
         : program_(std::move(program)),
           huge_pages_(options.huge_pages),
+          max_lora_rank_(lora_rank(options)),
           kernels_(kernels_for(choose_isa(options.isa))),
           cpus_(usable_cpus()),
           values_(resolve_values(*program_)),
@@ -55,6 +64,11 @@ public:
     void reserve_kv(int num_blocks) override { kv_.reserve(num_blocks, huge_pages_); }
     void copy_kv_block(int from, int to) override { kv_.copy_block(from, to); }
 
+    [[nodiscard]] std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const override {
+        if (max_lora_rank_ == 0) return Device::make_adapter(modules);
+        return std::make_shared<HostAdapter>(*program_, modules, max_lora_rank_, huge_pages_);
+    }
+
     [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
         check_batch(batch, program_->limits, kv_.num_layers() > 0, kv_.num_blocks());
         const size_t tokens = batch.token_ids.size(), rows = batch.logit_rows.size();
@@ -72,6 +86,7 @@ public:
         context.kv = &kv_;
         context.fault = &fault_;
         context.workspace = reinterpret_cast<float*>(workspace_.data());
+        place_adapters(batch, context);
         pool_.run([this, context](int part) { walk(context, part); });
         if (const char* fault = fault_.load(std::memory_order_relaxed)) throw std::out_of_range(fault);
         return {reinterpret_cast<const float*>(arena_.data() + logits_->offset),
@@ -80,7 +95,7 @@ public:
 
 private:
     static constexpr size_t kPadding = 2048;  // kernels may read two tiles of AMX past the end
-    static constexpr int kMaxPhases = 2;
+    static constexpr int kMaxPhases = 3;
     struct alignas(64) Counter {
         std::atomic<int64_t> value{0};
     };
@@ -119,6 +134,41 @@ private:
             HugeBuffer(scratch_floats_ * sizeof(float) * static_cast<size_t>(pool_.size()), huge_pages_);
         workspace_ = HugeBuffer(workspace * sizeof(float), huge_pages_);
         counters_ = std::vector<Counter>(ops_.size() * kMaxPhases);
+        if (max_lora_rank_ > 0) reserve_for_adapters();
+    }
+
+    void reserve_for_adapters() {
+        for (const Step& step : program_->steps)
+            lora_stride_ = std::max(lora_stride_, lora_columns(step, max_lora_rank_));
+        const auto tokens = static_cast<size_t>(program_->limits.max_num_tokens);
+        const auto rows = static_cast<size_t>(program_->limits.max_logit_rows);
+        token_adapters_.reserve(tokens);
+        row_adapters_.reserve(rows);
+        lora_sums_ = HugeBuffer(std::max(tokens, rows) * static_cast<size_t>(lora_stride_) * sizeof(float),
+                                huge_pages_);
+    }
+
+    // The adapter of each row, where any has one.
+    void place_adapters(const Batch& batch, StepContext& context) {
+        if (std::all_of(batch.sequences.begin(), batch.sequences.end(),
+                        [](const SequenceSlice& s) { return s.adapter == nullptr; })) {
+            return;
+        }
+        token_adapters_.clear();
+        row_adapters_.clear();
+        for (const SequenceSlice& s : batch.sequences) {
+            const auto* adapter = dynamic_cast<const HostAdapter*>(s.adapter);
+            if (s.adapter != nullptr && (adapter == nullptr || adapter->program() != program_.get()))
+                throw std::invalid_argument("batch: a sequence has an adapter of another device");
+            token_adapters_.insert(token_adapters_.end(), static_cast<size_t>(s.num_rows),
+                                   adapter == nullptr ? nullptr : adapter->steps());
+        }
+        for (const int32_t row : batch.logit_rows)
+            row_adapters_.push_back(token_adapters_[static_cast<size_t>(row)]);
+        context.token_adapters = token_adapters_.data();
+        context.row_adapters = row_adapters_.data();
+        context.lora_sums = reinterpret_cast<float*>(lora_sums_.data());
+        context.lora_stride = lora_stride_;
     }
 
     // All threads copy: it is page faults and zeroing that take the time.
@@ -158,14 +208,17 @@ private:
 
     std::shared_ptr<const Program> program_;
     bool huge_pages_;
+    int max_lora_rank_;
     const KernelTable& kernels_;
     int cpus_;
     std::vector<Operand> values_;
     KvCache kv_;
-    HugeBuffer weights_, arena_, scratch_, workspace_;
+    HugeBuffer weights_, arena_, scratch_, workspace_, lora_sums_;
     size_t scratch_floats_ = 0;
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<Counter> counters_;
+    int64_t lora_stride_ = 0;
+    std::vector<const LoraStep*> token_adapters_, row_adapters_;
     std::atomic<const char*> fault_{nullptr};
     const Operand* token_ids_ = nullptr;
     const Operand* positions_ = nullptr;

@@ -26,6 +26,11 @@ struct StepContext {
     std::atomic<int64_t>* counter = nullptr;    // hands out this phase's work units, from 0
     std::atomic<const char*>* fault = nullptr;  // set by an op that met an index out of range
     float* workspace = nullptr;                 // shared by all threads, Op::workspace_floats of it
+    // The adapters of tokens and of rows whose logits are wanted, as LoraRows has them; null: none has one.
+    const LoraStep* const* token_adapters = nullptr;
+    const LoraStep* const* row_adapters = nullptr;
+    float* lora_sums = nullptr;  // shared by all threads, [rows, lora_stride]
+    int64_t lora_stride = 0;
 
     [[nodiscard]] int64_t bind(Dim d) const { return d.bind(tokens, rows); }
     [[nodiscard]] int64_t elements(const Operand& o) const {

@@ -19,6 +19,7 @@ public:
                 std::span<const ResolvedWeight> weights, const KernelTable& kernels);
 
     [[nodiscard]] const Step& step() const { return step_; }
+    [[nodiscard]] size_t index() const { return index_; }
     [[nodiscard]] const Program& program() const { return program_; }
     [[nodiscard]] const KernelTable& kernels() const { return kernels_; }
 

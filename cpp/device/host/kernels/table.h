@@ -48,6 +48,29 @@ enum class BinaryFn : uint8_t { kAdd, kSub, kMul, kDiv, kMin, kMax, kPow };
 
 enum class ReduceFn : uint8_t { kSum, kMean, kMax };
 
+// What one adapter adds to the sums of one panel of a product: those of ranks [first, first + count).
+struct LoraPanel {
+    const float* b = nullptr;  // [count][16]
+    int32_t first = 0;
+    int32_t count = 0;
+};
+
+// An adapter's part of one product: x · aᵀ, then each panel's b. No panels: the adapter leaves it alone.
+struct LoraStep {
+    const float* a = nullptr;  // panel16 [a_panels][k][16]: a rank is a column of it
+    int64_t a_panels = 0;
+    const LoraPanel* panels = nullptr;
+};
+
+// The adapters of a product's rows.
+struct LoraRows {
+    const LoraStep* const* adapters =
+        nullptr;  // [rows]: the row's adapter, as its parts of all steps; or null
+    size_t step = 0;
+    const float* shrunk = nullptr;  // [rows, stride]: x · aᵀ
+    int64_t stride = 0;
+};
+
 // What becomes of the sums of a product: y = alpha * act(x · wᵀ + bias) + residual, or act(gate) * up where
 // panels alternate gate and up. The unit of work is a block: 16 output columns (one panel, or a pair of
 // panels when gated).
@@ -59,6 +82,7 @@ struct LinearOutput {
     Activation activation = Activation::kNone;
     float alpha = 1.0f;
     bool gated = false;
+    const LoraRows* lora = nullptr;  // added to the sums first; or null
 };
 
 struct LinearArgs : LinearOutput {

@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <optional>
+
 #include "device/host/ops/linear_tiles.h"
+#include "device/host/ops/lora.h"
 #include "device/host/ops/ops.h"
 #include "device/host/ops/rounded_rows.h"
 
@@ -43,6 +47,7 @@ public:
         } else {
             step.finish();
         }
+        lora_.emplace(step, x_, y_);
         rounds_ = bf16 && kernels_.bf16.product != nullptr;
         const Limits& limits = step.program().limits;
         if (rounds_) {
@@ -52,21 +57,29 @@ public:
     }
 
     [[nodiscard]] size_t scratch_floats() const override {
-        return rounds_ ? kLinearSumFloats + rounded_.scratch_floats() : kLinearScratchFloats;
+        return std::max(kLinearScratchFloats, kLinearSumFloats + rounded_.scratch_floats());
     }
     [[nodiscard]] size_t workspace_floats(int) const override { return rounded_.workspace_floats(); }
     [[nodiscard]] int phases(const StepContext& context, int) const override {
-        return rounds_ ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+        const int product = rounds_ ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+        return product + (lora_->active(context) ? 1 : 0);
     }
 
     void run(const StepContext& context, const Lane& lane, int phase) const override {
         const int64_t rows = context.bind(x_.shape[0]);
         if (rows == 0) return;
+        const bool adapted = lora_->active(context);
+        if (adapted && phase-- == 0) return lora_->shrink(context, lane);
         LinearArgs args = args_;
         args.x = context.f32(x_);
         args.x_stride = x_.row_stride;
         args.y = context.f32(y_);
         if (has_residual_) args.residual = context.f32(residual_);
+        LoraRows lora;
+        if (adapted) {
+            lora = lora_->rows(context);
+            args.lora = &lora;
+        }
         if (rounds_) return run_bf16(context, lane, phase, args, rows);
 
         for_linear_tiles(context, lane, rows, blocks_, 1,
@@ -97,6 +110,7 @@ private:
     const KernelTable& kernels_;
     Operand x_, y_, residual_;
     LinearArgs args_;
+    std::optional<LoraInput> lora_;
     RoundedRows rounded_;
     bool rounds_ = false;  // whether x becomes bf16 first
     int64_t blocks_ = 0;

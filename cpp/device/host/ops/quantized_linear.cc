@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "device/host/ops/linear_tiles.h"
+#include "device/host/ops/lora.h"
 #include "device/host/ops/ops.h"
 #include "device/host/ops/rounded_rows.h"
 #include "device/host/ops/rounding.h"
@@ -48,6 +50,7 @@ public:
         } else {
             step.finish();
         }
+        lora_.emplace(step, x_, y_);
         const Limits& limits = step.program().limits;
         if (rounds()) {
             rounded_ = RoundedRows(args_.rounding.row_bytes(),
@@ -60,12 +63,15 @@ public:
     }
     [[nodiscard]] size_t workspace_floats(int) const override { return rounded_.workspace_floats(); }
     [[nodiscard]] int phases(const StepContext& context, int) const override {
-        return rounds() ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+        const int product = rounds() ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+        return product + (lora_->active(context) ? 1 : 0);
     }
 
     void run(const StepContext& context, const Lane& lane, int phase) const override {
         const int64_t rows = context.bind(x_.shape[0]);
         if (rows == 0) return;
+        const bool adapted = lora_->active(context);
+        if (adapted && phase-- == 0) return lora_->shrink(context, lane);
         QuantizedArgs args = args_;
         if (!rounds()) {
             args.x = reinterpret_cast<const std::byte*>(context.f32(x_));
@@ -76,7 +82,12 @@ public:
             if (args.x == nullptr) return;
             args.x_stride = rounded_.row_bytes();
         }
+        LoraRows lora;
         LinearOutput output = output_;
+        if (adapted) {
+            lora = lora_->rows(context);
+            output.lora = &lora;
+        }
         output.y = context.f32(y_);
         if (has_residual_) output.residual = context.f32(residual_);
         float* sums = lane.scratch;
@@ -202,6 +213,7 @@ private:
     Operand x_, y_, residual_;
     QuantizedArgs args_;
     LinearOutput output_;
+    std::optional<LoraInput> lora_;
     const int32_t* columns_ = nullptr;
     RoundedRows rounded_;
     int64_t blocks_ = 0;
