@@ -80,6 +80,7 @@ public:
     int token_ids, positions, logit_rows;
 
     [[nodiscard]] Program& program() { return *program_; }
+    [[nodiscard]] std::shared_ptr<const Program> shared() const { return program_; }
 
     int value(const std::string& name, DType dtype, std::vector<Dim> shape) {
         Value v;

@@ -125,6 +125,9 @@ class FakeCore:
         self.fail_with: Exception | None = None
         self.cancelled: list[int] = []
         self.submitted: list[tuple[list[int], FakeParams]] = []
+        self.adapters: list[dict[str, Any]] = []
+        self.removed: list[int] = []
+        self.adapter_of: list[int] = []
         self.closed = False
         self._next_id = 1
         self._lock = threading.Lock()
@@ -132,8 +135,20 @@ class FakeCore:
         self._waiting: deque[_Running] = deque()
         self._arrived = threading.Event()
 
+    def add_adapter(self, modules: dict[str, Any]) -> int:
+        self.adapters.append(modules)
+        return len(self.adapters)
+
+    def remove_adapter(self, adapter: int) -> None:
+        self.removed.append(adapter)
+
     def submit(
-        self, prompt: np.ndarray, params: FakeParams, priority: int = 0, cache_salt: bytes = b""
+        self,
+        prompt: np.ndarray,
+        params: FakeParams,
+        priority: int = 0,
+        cache_salt: bytes = b"",
+        adapter: int = 0,
     ) -> int:
         assert (prompt.dtype, prompt.ndim, prompt.flags.c_contiguous) == (np.int32, 1, True)
         if self.closed:
@@ -147,6 +162,7 @@ class FakeCore:
             self._next_id += 1
             self._waiting.append(request)
             self.submitted.append((prompt.tolist(), params))
+            self.adapter_of.append(adapter)
             self._arrived.set()
             return request.id
 
