@@ -204,8 +204,9 @@ class Engine:
             draft: the model that guesses tokens: program (for host), weights_path, tensors.
             options: num_threads, kv_cache_blocks, max_batch_size, max_num_tokens, max_queue_size, vocab_limit
                 (ids from it on are never sampled), kernel_images ({entry of rank0.engine: bytes}); on host
-                huge_pages (bool), isa (str); on CUDA device_index (0), cuda_graphs (True), kv_cache_fraction
-                (0.9 of the memory that is free after all else is reserved). None or absent: chosen.
+                huge_pages (bool), isa (str), max_lora_rank (0: no adapters); on CUDA device_index (0),
+                cuda_graphs (True), kv_cache_fraction (0.9 of the memory that is free after all else is
+                reserved); max_loras (different adapters running at a time; 0: none). None or absent: chosen.
 
         Raises:
             ValueError: anything that is not right, with what was found and what was expected.
@@ -213,12 +214,35 @@ class Engine:
                 driver, no device.
         """
 
-    def submit(self, prompt: npt.NDArray[np.int32], params: SamplingParams) -> int:
-        """Queue a request and return its id; ``prompt`` is one-dimensional and contiguous.
+    def submit(
+        self,
+        prompt: npt.NDArray[np.int32],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: bytes = b"",
+        adapter: int = 0,
+    ) -> int:
+        """Queue a request and return its id; ``prompt`` is one-dimensional and contiguous, ``cache_salt`` 16
+        bytes or none, ``adapter`` of ``add_adapter`` or 0.
 
         Raises:
             ValueError: a request that cannot be served. QueueFullError. EngineDeadError.
         """
+
+    def add_adapter(
+        self, modules: Mapping[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]]
+    ) -> int:
+        """Make a LoRA adapter ready to run and return its id; on any thread.
+
+        Args:
+            modules: by path in the source model (a [rank, inputs], b [outputs, rank], scale).
+
+        Raises:
+            ValueError: it does not fit, or the engine was started without max_loras and max_lora_rank.
+        """
+
+    def remove_adapter(self, adapter: int) -> None:
+        """No request can name it any more; its memory goes with the last that did. Unknown: ignored."""
 
     def cancel(self, request_id: int) -> None:
         """End a request within a step; its last event says ``cancelled``. Unknown ids are ignored."""

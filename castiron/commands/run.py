@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Seed of the random numbers.")
 @click.option("--stop", multiple=True, help="A string that ends the text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's EOS token.")
+@click.option("--lora", metavar="NAME", help="The adapter of --lora-modules to run with.")
 @click.option("--logprobs", type=int, help="With --json: log-probabilities and this many alternatives.")
 @click.option("--stream/--no-stream", default=None, help="Print text as it comes. [default: on a terminal]")
 @json_option

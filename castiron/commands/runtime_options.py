@@ -15,6 +15,7 @@ _NAMES = (
     *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
     *("enable_prefix_caching", "scheduling_policy", "capacity_scheduler_policy"),
     *("watchdog_timeout", "speculative_decoding", "num_speculative_tokens", "draft_engine"),
+    *("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
 )
 
 device_option = click.option(
@@ -28,12 +29,28 @@ trust_plugins_option = click.option(
 )
 
 
+def _named_paths(given: tuple[str, ...]) -> dict[str, str]:
+    """name=path of each --lora-modules."""
+    paths: dict[str, str] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise click.BadParameter(
+                f"{text!r}; expected NAME=FOLDER, such as sql=./sql-adapter", param_hint="--lora-modules"
+            )
+        if name in paths:
+            raise click.BadParameter(f"the name {name!r} is given twice", param_hint="--lora-modules")
+        paths[name] = path
+    return paths
+
+
 def runtime_options(function: _Function) -> _Function:
     """Add the options of a device and its limits; the command gets what was given as the dict ``runtime``."""
 
     @functools.wraps(function)
     def gathered(*args: Any, **kwargs: Any) -> Any:
         given = {name: kwargs.pop(name) for name in _NAMES}
+        given["lora_modules"] = _named_paths(given["lora_modules"])
         runtime = {name: value for name, value in given.items() if value is not None}
         return function(*args, runtime=runtime, **kwargs)
 
@@ -75,6 +92,29 @@ def runtime_options(function: _Function) -> _Function:
                 default="guaranteed_no_evict",
                 help="Start a request when its longest output fits, or when its prompt does and set requests "
                 "back when room is short.",
+            ),
+            click.option(
+                "--enable-lora", is_flag=True, help="Take LoRA adapters; implied by --lora-modules."
+            ),
+            click.option(
+                "--lora-modules",
+                multiple=True,
+                metavar="NAME=FOLDER",
+                help="A LoRA adapter in PEFT's form, and its name in requests; may be given several times.",
+            ),
+            click.option(
+                "--max-loras",
+                type=click.IntRange(min=1),
+                default=4,
+                help="Different adapters in one step. [default: 4]",
+            ),
+            click.option(
+                "--max-lora-rank", type=click.IntRange(1, 512), default=16, help="Largest rank. [default: 16]"
+            ),
+            click.option(
+                "--max-cpu-loras",
+                type=click.IntRange(min=1),
+                help="Adapters in memory; the least recently used goes first. [default: 16]",
             ),
             click.option(
                 "--watchdog-timeout",

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 @click.option(
     "--shutdown-timeout", type=click.IntRange(min=0), default=30, help="Seconds to finish after SIGTERM."
 )
+@click.option(
+    "--allow-runtime-lora-updating",
+    is_flag=True,
+    help="Let clients load and unload adapters, from any folder that the server can read.",
+)
 @click.option("--access-log/--no-access-log", default=False, help="Log a line for each request.")
 @click.option(
     "--log-level",
@@ -57,6 +62,7 @@ def command(
     worker_threads: int,
     max_body_bytes: int,
     shutdown_timeout: int,
+    allow_runtime_lora_updating: bool,
     access_log: bool,
     log_level: str,
     runtime: dict[str, Any],
@@ -82,6 +88,7 @@ def command(
             use_generation_config=generation_config == "auto",
             worker_threads=worker_threads,
             max_body_bytes=max_body_bytes,
+            lora_updating=allow_runtime_lora_updating,
         )
         service = Service(AsyncEngine(session), config)
         _describe(session, seconds)

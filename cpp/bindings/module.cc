@@ -129,11 +129,27 @@ Options options_from(nb::handle dict) {
     if (const nb::object value = fields.optional("kernel_images"); value.is_valid()) {
         options.kernel_images = value;
     }
-    fields.finish({"num_threads", "kv_cache_blocks", "max_batch_size", "max_num_tokens", "max_queue_size",
-                   "max_queued_tokens", "prefix_caching", "watchdog_timeout", "scheduling_policy",
-                   "capacity_scheduler_policy", "speculative_decoding", "num_speculative_tokens",
-                   "vocab_limit", "huge_pages", "isa", "kernel_images", "device_index", "cuda_graphs",
-                   "kv_cache_fraction", "max_loras", "max_lora_rank"});
+    fields.finish({"num_threads",
+                   "kv_cache_blocks",
+                   "max_batch_size",
+                   "max_num_tokens",
+                   "max_queue_size",
+                   "max_queued_tokens",
+                   "prefix_caching",
+                   "watchdog_timeout",
+                   "scheduling_policy",
+                   "capacity_scheduler_policy",
+                   "speculative_decoding",
+                   "num_speculative_tokens",
+                   "vocab_limit",
+                   "huge_pages",
+                   "isa",
+                   "kernel_images",
+                   "device_index",
+                   "cuda_graphs",
+                   "kv_cache_fraction",
+                   "max_loras",
+                   "max_lora_rank"});
     return options;
 }
 

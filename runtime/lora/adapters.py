@@ -64,17 +64,19 @@ class Adapters:
         self._sizes = sizes
         self._max_rank = max_rank
         self._max_in_memory = max_in_memory
+        # One adapter is read at a time, which may take long; the other lock is held for moments only, so that
+        # requests for what is in memory never wait for files.
+        self._loading = threading.Lock()
         self._lock = threading.Lock()
-        self._paths: dict[str, str] = {}
+        self._paths: dict[str, str] = {}  # replaced, not changed: read without a lock
         self._loaded: dict[str, AdapterUse] = {}
         self._leaving: list[AdapterUse] = []
         self._clock = itertools.count(1)
 
     @property
-    def paths(self) -> dict[str, str]:
+    def paths(self) -> Mapping[str, str]:
         """The folders of the known adapters by their names."""
-        with self._lock:
-            return dict(self._paths)
+        return self._paths
 
     @property
     def in_memory(self) -> int:
@@ -93,16 +95,14 @@ class Adapters:
             raise AdapterError(
                 f"the adapter's name is {str(name)[:80]!r}; expected 1 to {_MAX_NAME} characters"
             )
-        with self._lock:
+        with self._loading:
             if name in self._paths:
                 raise AdapterError(
                     f"the adapter {name!r} is loaded already, from {self._paths[name]}; unload it first"
                 )
             if len(self._paths) >= _MAX_NAMES:
                 raise AdapterError(f"{len(self._paths)} adapters are known already, as many as there may be")
-            folder = os.fspath(path)
-            self._bring(name, folder)
-            self._paths[name] = folder
+            self._bring(name, os.fspath(path), new=True)
 
     def unload(self, name: str) -> None:
         """Forget an adapter. Requests that use it go on; its memory goes with the last of them.
@@ -113,14 +113,13 @@ class Adapters:
         with self._lock:
             if name not in self._paths:
                 raise self._unknown(name)
-            del self._paths[name]
+            self._paths = {other: path for other, path in self._paths.items() if other != name}
             if (loaded := self._loaded.get(name)) is not None:
                 self._drop(loaded)
 
     def prepare(self, name: str) -> None:
         """Bring an adapter into memory, so that ``acquire`` takes no time; raises what ``acquire`` does."""
-        with self._lock:
-            self._find(name)
+        self.release(self.acquire(name))
 
     def acquire(self, name: str) -> AdapterUse:
         """An adapter for a request, in memory until ``release``; read again if it had been dropped.
@@ -130,10 +129,16 @@ class Adapters:
             AdapterError: it cannot be read any more.
             QueueFullError: all places in memory are held by running requests.
         """
-        with self._lock:
-            found = self._find(name)
-            found.users += 1
+        found = self._take(name)
+        if found is not None:
             return found
+        with self._loading:
+            found = self._take(name)  # somebody else may have brought it
+            if found is not None:
+                return found
+            if name not in self._paths:
+                raise self._unknown(name)
+            return self._bring(name, self._paths[name], users=1)
 
     def release(self, use: AdapterUse) -> None:
         """The request has ended."""
@@ -142,22 +147,32 @@ class Adapters:
             if use.leaving and use.users == 0:
                 self._leaving.remove(use)
 
-    def _find(self, name: str) -> AdapterUse:
-        if name not in self._paths:
-            raise self._unknown(name)
-        found = self._loaded.get(name) or self._bring(name, self._paths[name])
-        found.last_use = next(self._clock)
-        return found
+    def _take(self, name: str) -> AdapterUse | None:
+        with self._lock:
+            found = self._loaded.get(name)
+            if found is not None:
+                found.users += 1
+                found.last_use = next(self._clock)
+            return found
 
-    def _bring(self, name: str, folder: str) -> AdapterUse:
+    def _bring(self, name: str, folder: str, *, users: int = 0, new: bool = False) -> AdapterUse:
+        """Read an adapter into memory; the caller holds ``_loading``."""
         modules = read_adapter(folder, self._sizes, self._max_rank)
-        self._make_room()
+        with self._lock:
+            self._make_room()
         try:
             adapter = self._core.add_adapter({m: (one.a, one.b, one.scale) for m, one in modules.items()})
         except ValueError as e:
             raise AdapterError(f"the adapter in {folder} cannot be used: {e}") from None
-        self._loaded[name] = AdapterUse(name, adapter, last_use=next(self._clock))
-        return self._loaded[name]
+        with self._lock:
+            if new:
+                self._paths = {**self._paths, name: folder}
+            elif name not in self._paths:  # unloaded meanwhile
+                self._core.remove_adapter(adapter)
+                raise self._unknown(name)
+            made = AdapterUse(name, adapter, users, next(self._clock))
+            self._loaded[name] = made
+            return made
 
     def _make_room(self) -> None:
         while self._in_memory() >= self._max_in_memory:

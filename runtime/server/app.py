@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +18,7 @@ import castiron
 
 from ..step_trace import chrome_trace
 from . import errors
+from .adapters import LoadBody, UnloadBody, load_adapter, unload_adapter
 from .chat import chat_completions
 from .completions import completions
 from .errors import ApiError
@@ -49,15 +51,21 @@ def make_app(service: Service) -> ASGIApp:
 
     @app.get("/v1/models")
     async def get_models() -> Response:
-        return JSONResponse(
-            {"object": "list", "data": [_model(service, n) for n in service.config.model_names]}
-        )
+        return JSONResponse({"object": "list", "data": [_model(service, name) for name in _names(service)]})
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Response:
-        if name not in service.config.model_names:
+        if name not in _names(service):
             raise ApiError(404, f"the model {name[:200]!r} does not exist", "model", "model_not_found")
         return JSONResponse(_model(service, name))
+
+    @app.post("/v1/load_lora_adapter", openapi_extra=_schema(LoadBody))
+    async def post_load_lora_adapter(request: Request) -> Response:
+        return await load_adapter(service, request)
+
+    @app.post("/v1/unload_lora_adapter", openapi_extra=_schema(UnloadBody))
+    async def post_unload_lora_adapter(request: Request) -> Response:
+        return await unload_adapter(service, request)
 
     @app.get("/health")
     async def health() -> Response:
@@ -120,20 +128,25 @@ async def _answer(work: Any) -> Response:
     return response
 
 
+def _names(service: Service) -> list[str]:
+    return [*service.config.model_names, *service.adapter_paths()]
+
+
 def _model(service: Service, name: str) -> dict[str, Any]:
+    adapter = service.adapter_paths().get(name)
     return {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "castiron",
-        "root": service.engine.session.info.name,
-        "parent": None,
+        "root": service.engine.session.info.name if adapter is None else adapter,
+        "parent": None if adapter is None else service.model,
         "max_model_len": service.engine.session.info.max_seq_len,
         "permission": [],
     }
 
 
-def _schema(body: type[CompletionBody | ChatBody]) -> dict[str, Any]:
+def _schema(body: type[BaseModel]) -> dict[str, Any]:
     """The body for /openapi.json: bodies are parsed by hand, so FastAPI does not know them."""
     schema = body.model_json_schema()
     definitions = schema.pop("$defs", {})

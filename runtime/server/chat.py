@@ -27,7 +27,7 @@ _OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_mes
 async def chat_completions(service: Service, request: Request) -> Response:
     """Answer one request."""
     body = await parse(request, ChatBody, service.config.max_body_bytes)
-    service.admit(body.model)
+    lora = service.admit(body.model)
     _check(body)
     service.admit_outputs(1, body)
     prompt = await service.off_loop(lambda: _encode(service, body))
@@ -35,7 +35,10 @@ async def chat_completions(service: Service, request: Request) -> Response:
     if max_tokens == 0:
         raise ParameterError("max_completion_tokens is 0; expected at least 1", "max_completion_tokens")
     params = service.params(
-        body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+        body,
+        lora=lora,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     await service.prepare(params)
     generation = Generation(service, [prompt], params)
@@ -98,7 +101,7 @@ class _Answer:
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": service.model,
+            "model": generation.lora or service.model,
         }
 
     async def whole(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _DEFAULT_MAX_TOKENS = 16
 async def completions(service: Service, request: Request) -> Response:
     """Answer one request."""
     body = await parse(request, CompletionBody, service.config.max_body_bytes)
-    service.admit(body.model)
+    lora = service.admit(body.model)
     _check(body)
     # Before anything is done for each prompt: 16 MiB hold millions of them.
     service.admit_outputs(_prompt_count(body), body)
@@ -35,7 +35,11 @@ async def completions(service: Service, request: Request) -> Response:
     if max_tokens == 0 and not body.echo:
         raise ParameterError("max_tokens is 0; expected at least 1 (0 is for echo=true)", "max_tokens")
     params = service.params(
-        body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=_scored(body)
+        body,
+        lora=lora,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=_scored(body),
     )
     await service.prepare(params)
     generation = Generation(service, prompts, params)
@@ -114,7 +118,7 @@ class _Answer:
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": service.model,
+            "model": generation.lora or service.model,
         }
 
     async def whole(self) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from starlette.exceptions import HTTPException
 
 from castiron.errors import EngineError, RequestError
 
-from ..request_errors import ContextLengthError, ParameterError, QueueFullError
+from ..request_errors import AdapterNotFoundError, ContextLengthError, ParameterError, QueueFullError
 
 _log = logging.getLogger("castiron.server")
 _TYPES = {
     400: "BadRequestError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     413: "PayloadTooLargeError",
     429: "RateLimitError",
@@ -59,6 +60,8 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
         return error.status, envelope(error.status, str(error), error.param, error.code)
     if isinstance(error, ContextLengthError):
         return 400, envelope(400, str(error), error.param, "context_length_exceeded")
+    if isinstance(error, AdapterNotFoundError):  # unloaded after the request had come in
+        return 404, envelope(404, str(error), "model", "model_not_found")
     if isinstance(error, ParameterError):
         return 400, envelope(400, str(error), error.param)
     if isinstance(error, QueueFullError):

@@ -48,6 +48,7 @@ class Generation:
         params: SamplingParams,
     ) -> None:
         self._service = service
+        self.lora = params.lora
         self._queue: asyncio.Queue[tuple[Choice, Update]] = asyncio.Queue()
         self._began = time.perf_counter()
         self.choices: list[Choice] = []

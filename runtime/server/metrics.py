@@ -145,6 +145,8 @@ class _EngineGauges(Collector):
                 stats.get("kv_blocks_cached", 0),
             ),
             "kv_blocks_free": ("Free blocks.", stats.get("kv_blocks_free", 0)),
+            "lora_adapters": ("LoRA adapters in memory.", stats.get("lora_adapters", 0)),
+            "lora_bytes": ("Their memory.", stats.get("lora_bytes", 0)),
             "num_tokens_waiting": ("Tokens of the requests that wait.", stats.get("waiting_tokens", 0)),
         }
         for name, (text, value) in values.items():

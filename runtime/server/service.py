@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -69,6 +69,7 @@ class ServerConfig:
         use_generation_config: take sampling defaults from the checkpoint's generation_config.json.
         worker_threads: threads for tokenization and chat templates.
         max_body_bytes: larger request bodies are refused with 413.
+        lora_updating: clients may load and unload LoRA adapters.
         stall_seconds: /health says 503 when requests are running and nothing has happened for this long.
     """
 
@@ -76,6 +77,7 @@ class ServerConfig:
     use_generation_config: bool = True
     worker_threads: int = 2
     max_body_bytes: int = 16 << 20
+    lora_updating: bool = False
     stall_seconds: float = 120.0
 
 
@@ -109,18 +111,29 @@ class Service:
         """Run CPU work on a thread, so that other requests and health checks go on."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def admit(self, model: str | None) -> None:
-        """Refuse while draining, and names that are not served."""
+    def admit(self, model: str | None) -> str | None:
+        """The LoRA adapter that the name of a model means, if any; refuse while draining, and names that are
+        not served.
+        """
         if self.draining:
             raise ApiError(503, "the server is shutting down; send the request to another replica")
-        if model is not None and model not in self.config.model_names:
-            raise ApiError(
-                404,
-                f"the model {model[:200]!r} does not exist; this server has "
-                f"{', '.join(self.config.model_names)}",
-                "model",
-                "model_not_found",
-            )
+        if model is None or model in self.config.model_names:
+            return None
+        adapters = self.adapter_paths()
+        if model in adapters:
+            return model
+        served = [*self.config.model_names, *sorted(adapters)[:20]]
+        raise ApiError(
+            404,
+            f"the model {model[:200]!r} does not exist; this server has {', '.join(served)}",
+            "model",
+            "model_not_found",
+        )
+
+    def adapter_paths(self) -> Mapping[str, str]:
+        """The folders of the LoRA adapters by their names."""
+        adapters = self.engine.session.adapters
+        return {} if adapters is None else adapters.paths
 
     def admit_outputs(self, prompts: int, body: CompletionBody | ChatBody) -> None:
         """Refuse more outputs than the queue can ever hold: 429 would make clients try for ever."""
@@ -152,8 +165,10 @@ class Service:
         )
 
     async def prepare(self, params: SamplingParams) -> None:
-        """Compile the request's grammar on a thread, so that submitting it takes no time on the loop."""
-        if params.structured_output is not None:
+        """Compile the request's grammar, and read its adapter if it is not in memory, on a thread, so that
+        submitting it takes no time on the loop.
+        """
+        if params.structured_output is not None or params.lora is not None:
             await self.off_loop(lambda: self.engine.session.prepare(params))
 
     def health(self) -> tuple[int, dict[str, Any]]:

@@ -1,0 +1,57 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, StrictStr
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ..lora import Adapters
+from ..request_errors import AdapterNotFoundError
+from .body import parse
+from .errors import ApiError
+from .service import Service
+
+
+class LoadBody(BaseModel):
+    """Which adapter, from which folder of the server."""
+
+    model_config = ConfigDict(extra="ignore")
+    lora_name: StrictStr
+    lora_path: StrictStr
+
+
+class UnloadBody(BaseModel):
+    """Which adapter."""
+
+    model_config = ConfigDict(extra="ignore")
+    lora_name: StrictStr
+
+
+async def load_adapter(service: Service, request: Request) -> Response:
+    """Load an adapter; 400 with the reason where it cannot be used."""
+    adapters = _adapters(service)
+    body = await parse(request, LoadBody, service.config.max_body_bytes)
+    if body.lora_name in service.config.model_names:
+        raise ApiError(400, f"{body.lora_name[:200]!r} is the name of the model itself", "lora_name")
+    await service.off_loop(lambda: adapters.load(body.lora_name, body.lora_path))
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+async def unload_adapter(service: Service, request: Request) -> Response:
+    """Forget an adapter; requests that use it go on. 404 where there is none of the name."""
+    adapters = _adapters(service)
+    body = await parse(request, UnloadBody, service.config.max_body_bytes)
+    try:
+        adapters.unload(body.lora_name)
+    except AdapterNotFoundError as e:
+        raise ApiError(404, str(e), "lora_name") from None
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _adapters(service: Service) -> Adapters:
+    if not service.config.lora_updating:
+        raise ApiError(
+            403, "adapters may not be changed here; start the server with --allow-runtime-lora-updating"
+        )
+    return service.engine.session.need_adapters()
