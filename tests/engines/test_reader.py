@@ -308,7 +308,7 @@ def change_weight(name: str, /, **fields: Any) -> Any:
         (change_weight("head", shape=[VOCAB + 20, 32]), "needs"),
         (change_weight("head", shape=[VOCAB, 32, 1]), "needs a matrix"),
         (change_weight("norm0", shape=[64]), "needs"),
-        (lambda p: p.update(format=[1, 3]), "format 1.3"),
+        (lambda p: p.update(format=[1, 4]), "format 1.4"),
         (lambda p: p.update(format=[2, 0]), "format 2.0"),
         (lambda p: p.update(target="sm_90"), "contradicts"),
         (lambda p: p.update(arena_bytes=10), "arena"),
