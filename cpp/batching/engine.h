@@ -180,6 +180,16 @@ private:
         bool queued = false;  // the device is still to be waited for
     };
 
+    [[nodiscard]] int check_request(std::span<const int32_t> prompt, const SamplingParams& params,
+                                    const RequestOptions& options) const;
+    [[nodiscard]] std::unique_ptr<Request> make_request(RequestId id, std::span<const int32_t> prompt,
+                                                        SamplingParams params, int new_tokens,
+                                                        const RequestOptions& options) const;
+    void check_room(int64_t length) const;
+    [[nodiscard]] std::shared_ptr<const Adapter> find_adapter(AdapterId id) const;
+    void drop_helpers(RequestId id);
+
+    // engine_loop.cc
     void loop();
     void turn(StepRecord& record);
     [[nodiscard]] bool take_in(StepRecord& record);
@@ -198,7 +208,6 @@ private:
     void check_cache();
     void end_requests(FinishReason reason, const std::string& message);
     void end_all(FinishReason reason, const std::string& message);
-    void drop_helpers(RequestId id);
     void take_masks(const StepPlan& plan);
     void ask_for_masks(const StepPlan& plan);
     void hand_over(StepRecord& record);

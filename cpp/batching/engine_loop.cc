@@ -1,0 +1,401 @@
+// The engine's own threads: the loop that runs the steps, and the watchdog.
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "batching/engine.h"
+#include "batching/stall_report.h"
+
+namespace castiron {
+namespace {
+
+// The device came back after the watchdog had given it up.
+struct GivenUp {};
+
+constexpr size_t kReportedSteps = 5;  // before the one that hangs
+
+}  // namespace
+
+void Engine::loop() {
+    pthread_setname_np(pthread_self(), "castiron-engine");
+    try {
+        StepRecord record;
+        while (take_in(record)) {
+            turn(record);
+            record = {};
+        }
+        end_all(FinishReason::kCancelled, "");
+    } catch (const GivenUp&) {
+        // All has ended already.
+    } catch (const std::exception& error) {
+        end_all(FinishReason::kError, error.what());
+    } catch (...) {
+        end_all(FinishReason::kError, "an exception of unknown type");
+    }
+    const std::lock_guard lock(mutex_);
+    thread_ended_ = true;
+    ends_.notify_all();
+}
+
+// Sleeps until there is work, takes in what was submitted and cancelled. False when it is time to end.
+bool Engine::take_in(StepRecord& record) {
+    std::unique_lock lock(mutex_);
+    const auto has_work = [this] {
+        return stopping_ || !inbox_.empty() || !cancels_.empty() || under_way_.plan != nullptr ||
+               !scheduler_.running().empty() || !scheduler_.waiting().empty();
+    };
+    if (steps_ > checked_steps_ && !work_.wait_for(lock, kIdleCheck, has_work)) {
+        lock.unlock();
+        check_cache();
+        lock.lock();
+    }
+    work_.wait(lock, has_work);
+    if (stopping_) return false;
+    const auto begin = Clock::now();
+    record.start = std::chrono::duration<double>(begin - born_).count();
+    for (Request* request : inbox_) scheduler_.enqueue(*request);
+    inbox_.clear();
+    inbox_tokens_ = 0;
+    const bool news = take_in_cancels();
+    update_gauges();
+    lock.unlock();
+    if (news) events_.notify_all();
+    record.intake = std::chrono::duration<double>(Clock::now() - begin).count();
+    return true;
+}
+
+// Under mutex_. A request that a step under way may hold only ends here; that step's end takes it out, and it
+// is published then or at the next turn. True when something was published.
+bool Engine::take_in_cancels() {
+    bool news = false;
+    std::erase_if(cancels_, [&](RequestId id) {
+        const auto found = live_.find(id);
+        if (found == live_.end() || found->second->published_finish) return true;
+        Request& request = *found->second;
+        if (request.state != RequestState::kFinished) {
+            const bool runs = request.state != RequestState::kWaiting;
+            request.finish(FinishReason::kCancelled);
+            if (runs && under_way_.plan != nullptr) return false;
+            scheduler_.remove(request);
+        }
+        publish(request);
+        return news = true;
+    });
+    return news;
+}
+
+// Nothing runs and nothing waits: no block may be in use or promised.
+void Engine::check_cache() {
+    checked_steps_ = steps_;
+    std::string found;
+    try {
+        pool_.check_integrity();
+        if (pool_.used() + pool_.promised() > 0) {
+            found = std::to_string(pool_.used()) + " KV blocks are in use and " +
+                    std::to_string(pool_.promised()) + " promised, and no request is there";
+        }
+    } catch (const std::logic_error& error) {
+        found = error.what();
+    }
+    if (found.empty()) return;
+    pool_ = BlockPool(pool_size_.blocks);
+    const std::lock_guard lock(mutex_);
+    stats_.kv_integrity_error = found;
+    update_gauges();
+}
+
+// Starts the next step, if it can be planned yet, and finishes the one under way. A step stays under way if
+// the device queues steps.
+void Engine::turn(StepRecord& record) {
+    StartedStep next;
+    next.record = record;
+    const auto begin = Clock::now();
+    next.plan = next_plan();
+    if (next.plan != nullptr) {
+        next.record.step = ++steps_;
+        if (drafter_ != nullptr && under_way_.plan == nullptr && next.plan->num_decodes > 0) add_drafts(next);
+        runner_.pack(*next.plan);
+        if (under_way_.plan != nullptr && !runner_.queued()) {
+            throw std::logic_error("a step that was planned ahead must wait for the one before");
+        }
+        const std::chrono::duration<double> prepared = Clock::now() - begin;
+        next.record.schedule = prepared.count() - next.record.draft;
+        if (!start(next)) return;
+    }
+    if (under_way_.plan != nullptr && !finish(under_way_)) return;
+    under_way_ = {};
+    if (next.queued) {
+        under_way_ = next;
+    } else if (next.plan != nullptr) {
+        static_cast<void>(finish(next));
+    }
+}
+
+// The guessing may take a device of its own, which the watchdog looks after as well.
+void Engine::add_drafts(StartedStep& step) {
+    const auto begin = Clock::now();
+    enter_device(step);
+    scheduler_.add_drafts(*drafter_, step_cost_);
+    leave_device();
+    step.record.draft = std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// None when nothing is left to do, or when the step under way must be finished first.
+const StepPlan* Engine::next_plan() {
+    if (under_way_.plan != nullptr) return scheduler_.schedule_ahead();
+    const StepPlan& plan = scheduler_.schedule();
+    if (!plan.chunks.empty()) return &plan;
+    if (scheduler_.running().empty() && scheduler_.waiting().empty()) return nullptr;
+    throw std::logic_error("requests are waiting and the scheduler runs none of them");
+}
+
+// Runs the packed step, or lets the device begin with it. False when the device failed; the running requests
+// have ended then.
+bool Engine::start(StartedStep& step) {
+    StepRecord& record = step.record;
+    record.decode_tokens = step.plan->num_decodes;
+    record.draft_tokens = step.plan->num_drafts;
+    record.prefill_tokens = step.plan->num_tokens - step.plan->num_decodes - step.plan->num_drafts;
+    record.logit_rows = step.plan->num_logit_rows;
+    record.queried_tokens = step.plan->queried_tokens;
+    record.cached_tokens = step.plan->cached_tokens;
+    record.recomputed_tokens = step.plan->recomputed_tokens;
+    record.preemptions = step.plan->preemptions;
+    record.device_sampled = runner_.device_samples();
+    record.ahead = under_way_.plan != nullptr;
+    step.started = Clock::now();
+    if (!on_device(step, [&] { runner_.start(*step.plan); })) return false;
+    record.graph = device_->graph_bucket();
+    step.queued = runner_.queued();
+    return true;
+}
+
+// Waits for the step, samples and hands over. False as start().
+bool Engine::finish(StartedStep& step) {
+    const StepPlan& plan = *step.plan;
+    const auto first = std::max(step.started, last_finish_);
+    if (step.queued && !on_device(step, [&] { runner_.finish(plan); })) return false;
+    last_finish_ = Clock::now();
+    failures_in_a_row_ = 0;
+    touched_.clear();
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        if (chunk.beam <= 0) touched_.push_back(chunk.request);
+    }
+    take_masks(plan);
+    if (plan.needs_host) runner_.process_logits(plan, processors_, kMaskPatience);
+    step.record.accepted_tokens = runner_.sample(plan);
+    scheduler_.keep_computed(plan);
+    ask_for_masks(plan);
+    step.record.queued = std::chrono::duration<double>(first - step.started).count();
+    step.record.forward = std::chrono::duration<double>(last_finish_ - first).count();
+    step.record.sample = std::chrono::duration<double>(Clock::now() - last_finish_).count();
+    if (plan.num_decodes > 0 && step.record.prefill_tokens == 0) {
+        step_cost_.observe(plan.num_tokens, step.record.forward + step.record.sample);
+    }
+    hand_over(step.record);
+    return true;
+}
+
+template <typename Call>
+bool Engine::on_device(const StartedStep& step, Call call) {
+    std::optional<std::string> failure;
+    bool lost = false;
+    enter_device(step);
+    try {
+        call();
+    } catch (const DeviceLostError& error) {
+        failure = error.what();
+        lost = true;
+    } catch (const std::exception& error) {
+        failure = error.what();
+    } catch (...) {
+        failure = "an exception of unknown type";
+    }
+    leave_device();
+    if (!failure) return true;
+    fail_running(*failure, lost);
+    StepRecord record = step.record;
+    hand_over(record);
+    return false;
+}
+
+// The device failed, and no step is under way any more.
+void Engine::fail_running(const std::string& failure, bool lost) {
+    under_way_.plan = nullptr;
+    if (lost) throw std::runtime_error("the device is lost: " + failure);
+    const std::string message = "the device failed: " + failure;
+    if (++failures_in_a_row_ == kMaxDeviceFailures) {
+        throw std::runtime_error(message + " (" + std::to_string(kMaxDeviceFailures) + " times in a row)");
+    }
+    scheduler_.forget_cache();
+    touched_.assign(scheduler_.running().begin(), scheduler_.running().end());
+    for (Request* request : touched_) {
+        if (request->state != RequestState::kFinished) request->finish(FinishReason::kError, message);
+    }
+}
+
+// From here to leave_device() the engine thread reads nothing but the packed step and its block tables.
+void Engine::enter_device(const StartedStep& step) {
+    const std::lock_guard lock(mutex_);
+    on_device_ = step.plan;
+    on_device_step_ = step.record.step;
+    on_device_since_ = Clock::now();
+}
+
+void Engine::leave_device() {
+    const std::lock_guard lock(mutex_);
+    on_device_ = nullptr;
+    if (hung_) throw GivenUp{};
+}
+
+// The masks of the tokens that the step will choose; they were asked for when the tokens before became known.
+void Engine::take_masks(const StepPlan& plan) {
+    if (!plan.needs_host) return;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        Request& request = *chunk.request;
+        if (!request.constrained() || !chunk.completes()) continue;
+        try {
+            request.mask = masks_.wait(request.id, request.num_output(), kMaskPatience);
+        } catch (const std::exception& error) {
+            request.finish(FinishReason::kError, error.what());
+        }
+    }
+}
+
+void Engine::ask_for_masks(const StepPlan& plan) {
+    if (!plan.needs_host) return;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        Request& request = *chunk.request;
+        if (request.mask.empty()) continue;  // no token was chosen by one
+        request.mask = {};
+        if (request.state != RequestState::kDecoding) continue;
+        masks_.ask(request.id, request.tokens.back(), request.num_output());
+    }
+}
+
+// Makes the step's news visible to poll() and stats().
+void Engine::hand_over(StepRecord& record) {
+    scheduler_.retire_finished();
+    bool news = false;
+    {
+        const std::lock_guard lock(mutex_);
+        stats_.prompt_tokens += record.prefill_tokens;
+        stats_.prefix_query_tokens += record.queried_tokens;
+        stats_.prefix_cached_tokens += record.cached_tokens;
+        stats_.recomputed_tokens += record.recomputed_tokens;
+        stats_.preemptions += record.preemptions;
+        stats_.draft_tokens += record.draft_tokens;
+        stats_.accepted_tokens += record.accepted_tokens;
+        for (Request* request : touched_) {
+            record.finished += request->state == RequestState::kFinished ? 1 : 0;
+            stats_.generated_tokens += request->num_public() - request->published + request->num_found();
+            publish(*request);
+        }
+        stats_.device_failures += failures_in_a_row_ > 0 ? 1 : 0;
+        stats_.graph_steps += record.graph > 0 ? 1 : 0;
+        stats_.device_sampled_steps += record.device_sampled ? 1 : 0;
+        stats_.ahead_steps += record.ahead ? 1 : 0;
+        news = !outbox_.empty();
+        update_gauges();
+        record.running = stats_.running;
+        record.waiting = stats_.waiting;
+        record.kv_blocks_used = stats_.kv_blocks_used;
+        record.kv_blocks_cached = stats_.kv_blocks_cached;
+        stats_.steps = record.step;
+        stats_.last_step = record;
+        trace_.add(record);
+    }
+    if (news) events_.notify_all();
+}
+
+// Under mutex_. After this with a finished request, the request may be gone at any time.
+void Engine::publish(Request& request) {
+    const bool finished = request.state == RequestState::kFinished;
+    const bool wanted =
+        request.looks_at_tokens && (request.params.context_logits || request.params.prompt_logprobs >= 0);
+    const bool context = wanted && !request.published_context && request.context_rows_left == 0;
+    if (request.published == request.num_public() && !finished && !context) return;
+    if (request.outbox_round != outbox_round_) {
+        request.outbox_round = outbox_round_;
+        request.outbox_entry = static_cast<int>(outbox_.size());
+        outbox_.push_back({&request, request.published, request.published, false, false});
+    }
+    News& news = outbox_[static_cast<size_t>(request.outbox_entry)];
+    news.to = request.published = request.num_public();
+    news.context |= context;
+    news.finished = finished;
+    request.published_context |= context;
+    request.published_finish = finished;
+    if (finished && (request.constrained() || request.params.process_logits)) drop_helpers(request.id);
+    if (finished) ++stats_.requests_finished[static_cast<size_t>(request.finish_reason)];
+}
+
+void Engine::update_gauges() {
+    stats_.running = static_cast<int>(scheduler_.running().size());
+    stats_.waiting = scheduler_.waiting().size();
+    stats_.waiting_tokens = scheduler_.waiting().num_tokens();
+    stats_.blocked = scheduler_.blocked();
+    stats_.kv_blocks_total = pool_.total();
+    stats_.kv_blocks_used = pool_.used();
+    stats_.kv_blocks_cached = pool_.cached();
+    stats_.kv_blocks_free = pool_.free();
+    stats_.kv_blocks_promised = pool_.promised();
+    stats_.kv_blocks_evicted = pool_.evictions();
+}
+
+// Under mutex_: nothing stays unfinished, nothing more is taken.
+void Engine::end_requests(FinishReason reason, const std::string& message) {
+    stopping_ = true;
+    stats_.dead = message;
+    for (const auto& [id, request] : live_) {
+        if (request->state != RequestState::kFinished) request->finish(reason, message);
+        if (!request->published_finish) publish(*request);
+    }
+    inbox_.clear();
+    inbox_tokens_ = 0;
+    cancels_.clear();
+    ended_ = true;
+    events_.notify_all();
+    ends_.notify_all();
+}
+
+// The loop's last act.
+void Engine::end_all(FinishReason reason, const std::string& message) {
+    const std::lock_guard lock(mutex_);
+    end_requests(reason, message);
+    scheduler_.abandon();
+    update_gauges();
+}
+
+// --- the watchdog ---
+
+void Engine::watch() {
+    pthread_setname_np(pthread_self(), "castiron-watch");
+    const std::chrono::duration<double> limit(options_.watchdog_seconds);
+    std::unique_lock lock(mutex_);
+    while (!ends_.wait_for(lock, limit / 4, [this] { return ended_; })) {
+        const std::chrono::duration<double> since = Clock::now() - on_device_since_;
+        if (on_device_ == nullptr || since < limit) continue;
+        give_up(since.count());
+        return;
+    }
+}
+
+// Under mutex_, while the engine thread waits for the device. What it uses stays as it is.
+void Engine::give_up(double seconds) {
+    hung_ = true;
+    stats_.stall_report =
+        describe_stall(on_device_step_, seconds, *on_device_, scheduler_, pool_, trace_.last(kReportedSteps));
+    std::fputs(stats_.stall_report.c_str(), stderr);
+    end_requests(FinishReason::kError, "step " + std::to_string(on_device_step_) +
+                                           " has been on the device for " + std::to_string(seconds) +
+                                           " s, and watchdog_timeout is " +
+                                           std::to_string(options_.watchdog_seconds) + " s");
+    stats_.running = stats_.waiting = 0;
+    stats_.waiting_tokens = 0;
+}
+
+}  // namespace castiron
