@@ -30,8 +30,14 @@ struct Bf16Panels {
     const std::byte* last = nullptr;  // [panels][1024], or null
 };
 
-// V panels from `panel` on for two tiles of rows, or for one.
-template <int kHigh, int V>
+// What a tile of a panel asks for: its lines kBf16Ahead further.
+CASTIRON_INLINE void prefetch_tile(const std::byte* tile) {
+    for (int line = 0; line < 16; ++line) prefetch(tile + kBf16Ahead + line * 64);
+}
+
+// V panels from `panel` on for two tiles of rows, or for one. kFirst: the first rows that meet these weights,
+// which may still lie in memory; for later ones asking would only cost.
+template <int kHigh, int V, bool kFirst>
 CASTIRON_KERNEL void bf16_block(const Bf16Panels& p, int64_t panel, const std::byte* x, int64_t x_stride,
                                 float* acc, int64_t acc_stride) {
     const std::byte* w = p.weight + panel * p.panel_bytes;
@@ -55,6 +61,10 @@ CASTIRON_KERNEL void bf16_block(const Bf16Panels& p, int64_t panel, const std::b
     };
     clear_sums();
     for (int64_t i = 0; i < p.whole; ++i) {
+        if constexpr (kFirst) {
+            prefetch_tile(w);
+            if constexpr (V > 1) prefetch_tile(w + p.panel_bytes);
+        }
         step(w, w + p.panel_bytes);
         w += 1024;
     }
@@ -87,9 +97,7 @@ CASTIRON_KERNEL void bf16_stream(const Bf16Panels& p, int64_t panel, const std::
     };
     clear_sums();
     for (int64_t i = 0; i < p.whole; ++i) {
-        for (int v = 0; v < 4; ++v) {
-            for (int line = 0; line < 16; ++line) prefetch(w + v * p.panel_bytes + kBf16Ahead + line * 64);
-        }
+        for (int v = 0; v < 4; ++v) prefetch_tile(w + v * p.panel_bytes);
         step(w, p.panel_bytes);
         w += 1024;
     }
@@ -178,7 +186,7 @@ static void bf16_product(const Bf16Args& a, int64_t row_begin, int64_t row_end, 
         for (; panel + 4 <= panels; panel += 4)
             bf16_stream(p, panel, x, a.x_stride, acc + panel * acc_stride, acc_stride);
         for (; panel < panels; ++panel)
-            bf16_block<1, 1>(p, panel, x, a.x_stride, acc + panel * acc_stride, acc_stride);
+            bf16_block<1, 1, true>(p, panel, x, a.x_stride, acc + panel * acc_stride, acc_stride);
     }
     for (; panel < panels; panel += 2) {
         const bool pair = panel + 2 <= panels;
@@ -186,7 +194,9 @@ static void bf16_product(const Bf16Args& a, int64_t row_begin, int64_t row_end, 
             const std::byte* from = x + begin * a.x_stride;
             float* to = acc + panel * acc_stride + begin * 16;
             const auto run = [&](auto high, auto v) {
-                bf16_block<high.value, v.value>(p, panel, from, a.x_stride, to, acc_stride);
+                begin == 0
+                    ? bf16_block<high.value, v.value, true>(p, panel, from, a.x_stride, to, acc_stride)
+                    : bf16_block<high.value, v.value, false>(p, panel, from, a.x_stride, to, acc_stride);
             };
             if (here > kTileHeight) {
                 pair ? run(Int<2>{}, Int<2>{}) : run(Int<2>{}, Int<1>{});
