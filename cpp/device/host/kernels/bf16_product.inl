@@ -5,8 +5,6 @@
 
 // Inputs of a tile.
 inline constexpr int64_t kBf16Depth = 32;
-// Bytes between what a stream reads and what it prefetches.
-inline constexpr int64_t kBf16Ahead = 2048;
 
 // x [k] as bf16, padded with zeros to whole tiles.
 static void round_bf16_row(const float* x, int64_t k, std::byte* row) {
@@ -29,11 +27,6 @@ struct Bf16Panels {
     int64_t whole = 0;                // tiles
     const std::byte* last = nullptr;  // [panels][1024], or null
 };
-
-// What a tile of a panel asks for: its lines kBf16Ahead further.
-CASTIRON_INLINE void prefetch_tile(const std::byte* tile) {
-    for (int line = 0; line < 16; ++line) prefetch(tile + kBf16Ahead + line * 64);
-}
 
 // V panels from `panel` on for two tiles of rows, or for one. kFirst: the first rows that meet these weights,
 // which may still lie in memory; for later ones asking would only cost.
@@ -136,7 +129,7 @@ CASTIRON_KERNEL void bf16_row(const Bf16Panels& p, int64_t panel, const std::byt
                 _mm512_and_si512(inputs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
             unrolled<V>([&](auto v) CASTIRON_UNROLLED {
                 const std::byte* line = from + v.value * between + pair * 64;
-                prefetch(line + kBf16Ahead);
+                prefetch(line + kTileAhead);
                 const auto* weights = reinterpret_cast<const uint16_t*>(line);
                 even[v.value] = fma(first, load_pair_even(weights), even[v.value]);
                 odd[v.value] = fma(second, load_pair_odd(weights), odd[v.value]);

@@ -7,14 +7,19 @@ CASTIRON_INLINE int64_t tile_depth(const Rounding& r) {
     return r.step < r.k && r.step < kCodeDepth ? r.step : kCodeDepth;
 }
 
-// Integer sums of one step: two tiles of rows, or one, by V panels. inputs: of the step.
+// Integer sums of one step: two tiles of rows, or one, by V panels. inputs: of the step; first: no rows met
+// these weights before, and they may still lie in memory.
 template <int kHigh, int V, bool kSigned>
 CASTIRON_INLINE void multiply_step(const IntegerTile& t, const std::byte* x, const std::byte* codes,
-                                   int64_t inputs, int64_t depth) {
+                                   int64_t inputs, int64_t depth, bool first) {
     const auto stride = static_cast<long>(t.x_stride);
     clear_sums();
     // The rows end in zeros: what a tile takes behind the last input adds nothing.
     for (; inputs > 0; inputs -= depth) {
+        if (first) {
+            prefetch_tile(codes);
+            if constexpr (V > 1) prefetch_tile(codes + t.panel_bytes);
+        }
         _tile_loadd(4, x, stride);
         _tile_loadd(6, codes, 64);
         if constexpr (V > 1) _tile_loadd(7, codes + t.panel_bytes, 64);
@@ -72,7 +77,7 @@ CASTIRON_INLINE void add_step(const IntegerTile& t, int64_t rows, int64_t step, 
 // V panels for two tiles of rows, or for one; rows: of both. While the tiles multiply a step, the sums of the
 // one before are added: a vector load right behind the store of a tile would wait for it.
 template <int kHigh, int V, bool kSigned, bool kOffsets>
-CASTIRON_KERNEL void integer_tiles(const IntegerTile& t, int64_t rows) {
+CASTIRON_KERNEL void integer_tiles(const IntegerTile& t, int64_t rows, bool first) {
     constexpr int64_t kPanelSums = kHigh * kTileHeight * 16;
     const Rounding& rounding = *t.rounding;
     const int64_t depth = tile_depth(rounding), scale_bytes = t.half_scales ? 32 : 64;
@@ -86,7 +91,8 @@ CASTIRON_KERNEL void integer_tiles(const IntegerTile& t, int64_t rows) {
     const int64_t steps = rounding.steps();
     for (int64_t step = 0; step < steps; ++step) {
         const int64_t left = rounding.k - step * rounding.step;
-        multiply_step<kHigh, V, kSigned>(t, x, codes, left < rounding.step ? left : rounding.step, depth);
+        multiply_step<kHigh, V, kSigned>(t, x, codes, left < rounding.step ? left : rounding.step, depth,
+                                         first);
         x += rounding.step;
         codes += rounding.step * 16;
         if (step > 0) add(step - 1);
@@ -107,7 +113,7 @@ static void integer_tile_rows(IntegerTile t, int64_t rows, int64_t depth) {
         t.x = first.x + begin * t.x_stride;
         t.acc = first.acc + begin * 16;
         const auto run = [&](auto high, auto has_offsets) {
-            integer_tiles<high.value, V, kSigned, has_offsets.value != 0>(t, here);
+            integer_tiles<high.value, V, kSigned, has_offsets.value != 0>(t, here, kSigned && begin == 0);
         };
         if (t.offsets == nullptr) {
             here > kTileHeight ? run(Int<2>{}, Int<0>{}) : run(Int<1>{}, Int<0>{});

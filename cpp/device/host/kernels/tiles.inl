@@ -4,6 +4,12 @@
 
 inline constexpr int64_t kTileHeight = 16;
 
+// Bytes between the weights that are read and those that are prefetched.
+inline constexpr int64_t kTileAhead = 2048;
+CASTIRON_INLINE void prefetch_tile(const std::byte* tile) {
+    for (int line = 0; line < 16; ++line) prefetch(tile + kTileAhead + line * 64);
+}
+
 struct __attribute__((packed)) TileShapes {
     uint8_t palette = 1;
     uint8_t start_row = 0;
