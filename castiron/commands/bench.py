@@ -73,7 +73,7 @@ def latency(
 @click.option("--input-len", type=_positive, default=128, help="Tokens of each prompt.")
 @click.option("--output-len", type=_positive, default=128, help="New tokens of each request.")
 @click.option("--num-prompts", type=_positive, default=32, help="Requests of a round.")
-@click.option("--max-concurrency", type=_positive, help="Requests in the engine at once. [default: all]")
+@click.option("--max-concurrency", type=_positive, show_default="all", help="Requests in the engine at once.")
 @click.option("--num-iters", type=_positive, default=3, help="Measured rounds.")
 @click.option("--num-iters-warmup", type=click.IntRange(min=0), default=1, help="Rounds before them.")
 @click.option("--seed", type=int, default=0, help="Seed of the random prompts.")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--chat", is_flag=True, help="Put each prompt into the engine's chat template as a user's message."
 )
 @click.option("--system", help="System message for --chat.")
-@click.option("--max-tokens", type=int, help="New tokens at most. [default: 128, or what fits]")
+@click.option("--max-tokens", type=int, show_default="128, or what fits", help="New tokens at most.")
 @click.option("--temperature", type=float, default=0.0, help="0 = greedy.")
 @click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 = off.")
 @click.option("--top-p", type=float, default=1.0, help="Keep tokens up to this summed probability; 1 = off.")
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's EOS token.")
 @click.option("--lora", metavar="NAME", help="The adapter of --lora-modules to run with.")
 @click.option("--logprobs", type=int, help="With --json: log-probabilities and this many alternatives.")
-@click.option("--stream/--no-stream", default=None, help="Print text as it comes. [default: on a terminal]")
+@click.option(
+    "--stream/--no-stream", default=None, show_default="on a terminal", help="Print text as it comes."
+)
 @json_option
 @runtime_options
 def command(

@@ -61,24 +61,35 @@ def runtime_options(function: _Function) -> _Function:
             click.option(
                 "--cuda-graphs/--no-cuda-graphs",
                 default=None,
-                help="On a GPU: record decode steps at start and replay them. [default: on]",
+                show_default="on",
+                help="On a GPU: record decode steps at start and replay them.",
             ),
             click.option(
-                "--num-threads", "-t", type=int, help="Compute threads of the CPU. [default: all allowed]"
+                "--num-threads",
+                "-t",
+                type=int,
+                show_default="all allowed",
+                help="Compute threads of the CPU.",
             ),
-            click.option("--max-batch-size", type=int, help="Requests that run at once. [default: engine's]"),
-            click.option("--max-num-tokens", type=int, help="Tokens of one step. [default: engine's]"),
+            click.option(
+                "--max-batch-size", type=int, show_default="the engine's", help="Requests that run at once."
+            ),
+            click.option(
+                "--max-num-tokens", type=int, show_default="the engine's", help="Tokens of one step."
+            ),
             click.option("--kv-cache-blocks", type=int, help="KV cache in blocks of 32 tokens."),
             click.option("--kv-cache-memory", help="KV cache in bytes, or with a unit: 2GiB."),
             click.option(
                 "--kv-cache-fraction",
                 type=click.FloatRange(0, 1, min_open=True),
-                help="KV cache as a part of the GPU's memory that is left. [default: 0.9]",
+                show_default="0.9",
+                help="KV cache as a part of the GPU's memory that is left.",
             ),
             click.option(
                 "--enable-prefix-caching/--no-enable-prefix-caching",
                 default=True,
-                help="Use the KV cache of earlier prompts that begin alike. [default: on]",
+                show_default="on",
+                help="Use the KV cache of earlier prompts that begin alike.",
             ),
             click.option(
                 "--scheduling-policy",
@@ -106,15 +117,14 @@ def runtime_options(function: _Function) -> _Function:
                 "--max-loras",
                 type=click.IntRange(min=1),
                 default=4,
-                help="Different adapters in one step. [default: 4]",
+                help="Different adapters in one step.",
             ),
-            click.option(
-                "--max-lora-rank", type=click.IntRange(1, 512), default=16, help="Largest rank. [default: 16]"
-            ),
+            click.option("--max-lora-rank", type=click.IntRange(1, 512), default=16, help="Largest rank."),
             click.option(
                 "--max-cpu-loras",
                 type=click.IntRange(min=1),
-                help="Adapters in memory; the least recently used goes first. [default: 16]",
+                show_default="16, or --max-loras if that is more",
+                help="Adapters in memory; the least recently used goes first.",
             ),
             click.option(
                 "--watchdog-timeout",
@@ -132,7 +142,8 @@ def runtime_options(function: _Function) -> _Function:
             click.option(
                 "--num-speculative-tokens",
                 type=click.IntRange(1, 64),
-                help="Guesses for one request in one step at most. [default: 8]",
+                show_default="8",
+                help="Guesses for one request in one step at most.",
             ),
             click.option(
                 "--draft-engine",

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @engine_argument
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port; 0 = any free one.")
-@click.option("--served-model-name", multiple=True, help="Model names to answer to. [default: the engine's]")
+@click.option(
+    "--served-model-name", multiple=True, show_default="the engine's", help="Model names to answer to."
+)
 @click.option(
     "--max-queue-size", type=click.IntRange(min=0), default=256, help="Waiting requests; more get status 429."
 )
