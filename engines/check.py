@@ -34,6 +34,7 @@ class _Checker:
         self.most: Mapping[str, int] = largest_counts(
             program.limits, program.vocab_size, program.prefill_tile
         )
+        self.module_inputs: dict[str, int] = {}
         self.launches = LaunchChecker(program, self.values, self.most, self.fail)
 
     def run(self, tensors: Mapping[str, TensorEntry], images: Collection[str]) -> None:
@@ -167,6 +168,8 @@ class _Checker:
             if name not in self.values or self.values[name].base is not None or name in _FED:
                 self.fail("{} writes {!r}, which is unknown, a view or an input", where, name)
             ready.add(name)
+        if step.modules:
+            self.check_modules(step, where)
 
     def check_host_step(self, step: Step, where: str) -> None:
         if step.kernel == NATIVE:
@@ -187,7 +190,6 @@ class _Checker:
         for name, attr in step.attrs.items():
             if name not in kernel.attrs or not attr_fits(attr, kernel.attrs[name]):
                 self.fail("{}: attribute {!r} is unknown or of the wrong kind", where, name)
-        self.check_modules(step, where)
         layer = step.attrs.get("layer")
         if "layer" in kernel.attrs and not (
             isinstance(layer, int) and 0 <= layer < len(self.program.kv_layers)
@@ -195,15 +197,20 @@ class _Checker:
             self.fail("{} names cache layer {!r} of {}", where, layer, len(self.program.kv_layers))
 
     def check_modules(self, step: Step, where: str) -> None:
-        """Columns that modules claim lie in the product, in order and apart."""
-        if not step.modules:
-            return
-        if step.kernel not in PRODUCTS:
-            self.fail("{} names modules, which only a product has", where)
-        width = self.values[step.outputs[0]].shape[-1] if step.outputs[0] in self.values else 0
-        width = 0 if isinstance(width, str) else width * (2 if "gated" in step.kernel else 1)
+        """Columns that modules claim lie in the product, in order and apart, and all products of a module
+        have its width of inputs.
+        """
+        if self.on_gpu or step.kernel not in PRODUCTS:
+            self.fail("{} names modules, which only a product on host has", where)
+        inputs = self.values[step.inputs[0]].shape[-1]
+        width = self.values[step.outputs[0]].shape[-1]
+        if isinstance(inputs, str) or isinstance(width, str):
+            self.fail("{} names modules, and its operands are no matrices", where)
+        width *= 2 if "gated" in step.kernel else 1
         end = 0
         for one in step.modules:
+            if self.module_inputs.setdefault(one.module, inputs) != inputs:
+                self.fail("{} has {} inputs for {!r}, and another step has others", where, inputs, one.module)
             if one.column < end or one.column + one.count > width:
                 self.fail(
                     "{} has columns of {!r} that are none of its {}, or twice", where, one.module, width

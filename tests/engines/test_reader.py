@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from castiron.engines import open_engine
 from edit import copy_engine, edit_manifest, edit_program, read_entries, seal, write_entries
-from tiny import LIMITS, VOCAB, TinyModel
+from tiny import INNER, LIMITS, VOCAB, TinyModel
 
 from castiron.errors import EngineError
 
@@ -256,8 +256,20 @@ def change_step(index: int, **fields: Any) -> Any:
     return lambda program: program["steps"][index].update(fields)
 
 
+def change_modules(by_step: dict[int, list[dict[str, Any]]]) -> Any:
+    def change(program: dict[str, Any]) -> None:
+        for index, modules in by_step.items():
+            program["steps"][index]["modules"] = modules
+
+    return change
+
+
 def change_attr(index: int, **attrs: Any) -> Any:
     return lambda program: program["steps"][index]["attrs"].update(attrs)
+
+
+def module(name: str, column: int, count: int, row: int = 0) -> dict[str, Any]:
+    return {"module": name, "column": column, "row": row, "count": count}
 
 
 def change_weight(name: str, /, **fields: Any) -> Any:
@@ -302,6 +314,15 @@ def change_weight(name: str, /, **fields: Any) -> Any:
         (change_attr(7, activation="softmax"), "attribute"),
         (change_attr(4, layer=1), "layer"),
         (change_attr(4, layer=-1), "layer"),
+        (change_step(1, modules=[module("norm", 0, 1)]), "only a product"),
+        (change_step(2, modules=[module("q", 0, 1 << 40)]), "columns of 'q'"),
+        (change_step(2, modules=[module("q", 0, 8), module("k", 7, 8)]), "or twice"),
+        (change_step(2, modules=[module("q", 8, 8), module("k", 0, 8)]), "or twice"),
+        (change_step(2, modules=[module("q", 0, 0)]), "count"),
+        (change_step(2, modules=[module("q", -1, 2)]), "column"),
+        (change_step(2, modules=[module("q", 0, 2, row=1 << 41)]), "row"),
+        (change_step(7, modules=[module("up", INNER, INNER + 1)]), "columns of 'up'"),
+        (change_modules({2: [module("q", 0, 2)], 8: [module("q", 0, 2)]}), "inputs for 'q'"),
         (change_weight("head", name="nothing"), "lacks"),
         (change_weight("head", name="qkv"), "twice"),
         (change_weight("head", dtype="bf16"), "needs a matrix"),
