@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from .prompt_outputs import PromptOutputs
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from .lora import AdapterUse
     from .request import Request, Sink
     from .session import Session
 
@@ -43,7 +45,8 @@ class AsyncEngine:
 
         Args:
             prompt_ids: token ids.
-            params: of one request: see ``PromptOutputs``.
+            params: of one request: see ``PromptOutputs``. With a grammar or an adapter, call it within
+                ``prepared``.
             put: called on the loop with each update.
 
         Raises:
@@ -51,6 +54,31 @@ class AsyncEngine:
             EngineError: the engine has failed or is closed.
         """
         return self.session.submit(prompt_ids, params, self._mailbox.sink(put))
+
+    @asynccontextmanager
+    async def prepared(self, params: SamplingParams) -> AsyncIterator[None]:
+        """Compile the grammar and read the adapter on a thread; within the context ``start`` finds both in
+        memory and takes no time on the loop.
+
+        Raises:
+            RequestError: the grammar is wrong, or the adapter unknown or unusable.
+        """
+        if params.structured_output is None and params.lora is None:
+            yield
+            return
+        ready = asyncio.ensure_future(asyncio.to_thread(self.session.prepare, params))
+        try:
+            await asyncio.shield(ready)  # who is cancelled meanwhile must still give the adapter back
+            yield
+        finally:
+            ready.add_done_callback(self._give_back)
+
+    def _give_back(self, ready: asyncio.Future[AdapterUse | None]) -> None:
+        if ready.cancelled() or ready.exception() is not None:
+            return
+        adapter = ready.result()
+        if adapter is not None:
+            self.session.need_adapters().release(adapter)
 
     def submit(self, prompt_ids: Any, params: SamplingParams) -> Stream:
         """``start`` with the updates as an async iterator."""
@@ -80,8 +108,9 @@ class AsyncEngine:
         stream = Stream(self.session)
         made = PromptOutputs(params, lambda _, update: stream.put(update))
         try:
-            for j, part in enumerate(made.requests):
-                stream.requests.append(self.start(prompt, part, partial(made.take, j)))
+            async with self.prepared(params):
+                for j, part in enumerate(made.requests):
+                    stream.requests.append(self.start(prompt, part, partial(made.take, j)))
         except BaseException:
             stream.cancel()
             raise

@@ -72,6 +72,7 @@ class PromptOutputs:
         return [
             replace(
                 update,
+                cached_tokens=of_prompt.cached_tokens,  # the others find the prompt of the first
                 logprobs=update.logprobs if self._params.logprobs is not None else (),
                 prompt_logprobs=of_prompt.prompt_logprobs if k == 0 else None,
                 context_logits=of_prompt.context_logits if k == 0 else None,

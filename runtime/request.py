@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from .core_api import CoreBeam, CoreEvent
@@ -33,6 +34,7 @@ class Request:
         "_count",
         "_detokenizer",
         "_eos",
+        "_last",
         "_make_detokenizer",
         "_matcher",
         "_scored",
@@ -63,10 +65,21 @@ class Request:
         self._eos = eos_token_ids
         self._make_detokenizer = make_detokenizer if params.detokenize else None
         self._detokenizer: Detokenizer | None = None
+        #: A stop string has hit; the logits of the output come with the engine's last event.
+        self._last: Update | None = None
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
 
-    def accept(self, event: CoreEvent) -> Update:
-        """What an event adds; ``done`` is set with the last update, which a stop string may bring."""
+    @property
+    def complete(self) -> bool:
+        """All of the output is known; the engine need not go on."""
+        return self.done or self._last is not None
+
+    def accept(self, event: CoreEvent) -> Update | None:
+        """What an event adds, if anything; ``done`` is set with the last update, which a stop string may
+        bring.
+        """
+        if self._last is not None:
+            return self._stopped(self._last, event)
         if event.beams:
             self.done = True
             return Update(
@@ -88,8 +101,7 @@ class Request:
             passed = self._matcher.push(piece)
             text += passed.text
             if passed.stop is not None:
-                self.done = True
-                return Update(
+                last = Update(
                     text=text,
                     token_ids=tokens[: i + 1],
                     logprobs=logprobs[: i + 1],
@@ -98,6 +110,7 @@ class Request:
                     cached_tokens=event.cached_tokens,
                     **self._of_prompt(event),
                 )
+                return self._stopped(last, event)
         reason: FinishReason | None = None
         stop_reason: str | int | None = stopping if stopping not in self._eos else None
         if event.finished:
@@ -115,6 +128,14 @@ class Request:
             generation_logits=event.generation_logits,
             **self._of_prompt(event),
         )
+
+    def _stopped(self, last: Update, event: CoreEvent) -> Update | None:
+        """The last update after a stop string, or None while its logits are still to come."""
+        if self.params.return_generation_logits and not event.finished:
+            self._last = last
+            return None
+        self.done = True
+        return replace(last, generation_logits=event.generation_logits)
 
     def _beam(self, beam: CoreBeam) -> Update:
         """A text that a beam search found, whole."""

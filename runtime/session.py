@@ -255,16 +255,15 @@ class Session:
             )
         return self.adapters
 
-    def prepare(self, params: SamplingParams) -> None:
+    def prepare(self, params: SamplingParams) -> AdapterUse | None:
         """Do what can be done before ``submit``, which is quick then: the grammar is compiled and kept, the
-        adapter is brought into memory.
+        adapter is brought into memory, where it stays until it is given back to ``need_adapters().release``.
 
         Raises:
             RequestError: the grammar is wrong, or this engine cannot follow one; the adapter is unknown.
         """
         self._matcher(params)
-        if params.lora is not None:
-            self.need_adapters().prepare(params.lora)
+        return None if params.lora is None else self.need_adapters().acquire(params.lora)
 
     def _matcher(self, params: SamplingParams) -> Matcher | None:
         """Where the output starts in its grammar; compiled now, unless it was before."""
@@ -357,14 +356,16 @@ class Session:
                 self.need_adapters().release(request.adapter)
             if request is None or request.done:
                 continue
+            update: Update | None
             try:
                 update = request.accept(event)
             except Exception as e:  # one request's text must not take the others down
                 request.done = True
                 update = Update(finish_reason="error", error=f"the output cannot be decoded: {e}")
-            if request.done and not event.finished:
+            if request.complete and not event.finished:
                 self.core.cancel(request.id)
-            request.sink(update)
+            if update is not None:
+                request.sink(update)
         if events:
             self._progress = time.monotonic()
             for hook in self._after_batch:

@@ -95,6 +95,8 @@ class Adapters:
             raise AdapterError(
                 f"the adapter's name is {str(name)[:80]!r}; expected 1 to {_MAX_NAME} characters"
             )
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise AdapterError(f"the folder of the adapter {name!r} is {path!r}; expected a path")
         with self._loading:
             if name in self._paths:
                 raise AdapterError(
@@ -117,12 +119,10 @@ class Adapters:
             if (loaded := self._loaded.get(name)) is not None:
                 self._drop(loaded)
 
-    def prepare(self, name: str) -> None:
-        """Bring an adapter into memory, so that ``acquire`` takes no time; raises what ``acquire`` does."""
-        self.release(self.acquire(name))
-
     def acquire(self, name: str) -> AdapterUse:
         """An adapter for a request, in memory until ``release``; read again if it had been dropped.
+
+        Takes no time while somebody else holds the adapter, or where the name is unknown.
 
         Raises:
             AdapterNotFoundError: there is none of this name.
@@ -132,13 +132,16 @@ class Adapters:
         found = self._take(name)
         if found is not None:
             return found
+        if name not in self._paths:
+            raise self._unknown(name)
         with self._loading:
             found = self._take(name)  # somebody else may have brought it
             if found is not None:
                 return found
-            if name not in self._paths:
+            folder = self._paths.get(name)
+            if folder is None:
                 raise self._unknown(name)
-            return self._bring(name, self._paths[name], users=1)
+            return self._bring(name, folder, users=1)
 
     def release(self, use: AdapterUse) -> None:
         """The request has ended."""

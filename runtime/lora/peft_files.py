@@ -26,6 +26,9 @@ from ..request_errors import AdapterError
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG_BYTES = 4 << 20
+_MAX_ALPHA = 1e6
+#: Of a pattern: it is tried on every module, and with few repetitions, none of a group, no match takes long.
+_MAX_PATTERN, _MAX_REPETITIONS = 512, 4
 _PREFIX = "base_model.model."
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -107,9 +110,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _resolved(folder: Path, name: str) -> Path:
     """The file itself: the Hugging Face cache keeps links to it."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # Path.is_dir raises where it may not look
         raise EngineError(f"there is no such folder; expected one with {CONFIG_FILE} and {WEIGHTS_FILE}.")
-    if name == WEIGHTS_FILE and not (folder / name).exists() and (folder / "adapter_model.bin").exists():
+    pickled = folder / "adapter_model.bin"
+    if name == WEIGHTS_FILE and not os.path.exists(folder / name) and os.path.exists(pickled):
         raise EngineError(f"it holds adapter_model.bin, a pickle, instead of {WEIGHTS_FILE}; save it again.")
     return Path(os.path.realpath(folder / name))
 
@@ -140,9 +144,12 @@ class _Tensors:
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise AdapterError(f"{name} is of {entry.dtype}; expected {', '.join(_DTYPES)}.")
-        with open_regular(self._path) as file:
-            file.seek(entry.offset)
-            data = read_exact(file, entry.nbytes, WEIGHTS_FILE)
+        try:
+            with open_regular(self._path) as file:
+                file.seek(entry.offset)
+                data = read_exact(file, entry.nbytes, WEIGHTS_FILE)
+        except OSError as e:
+            raise EngineError(f"{WEIGHTS_FILE} cannot be read ({e.strerror}).") from None
         matrix = np.frombuffer(data, dtype).reshape(shape).astype(np.float32)
         if not np.isfinite(matrix).all():
             raise AdapterError(f"{name} holds NaN or infinity; the adapter is damaged.")
@@ -222,8 +229,10 @@ def _rank(config: Mapping[str, Any], module: str, max_rank: int) -> int:
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     alpha = _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise AdapterError(f"lora_alpha of {module!r} is {alpha!r}; expected a number.")
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) <= _MAX_ALPHA:
+        raise AdapterError(
+            f"lora_alpha of {module!r} is {str(alpha)[:80]}; expected a number of at most {_MAX_ALPHA:g}."
+        )
     if not isinstance(config.get("use_rslora", False), bool):
         raise AdapterError(f"use_rslora is {config['use_rslora']!r}; expected true or false.")
     # Rank-stabilised: Kalajdzievski, 2023
@@ -236,9 +245,21 @@ def _by_pattern(config: Mapping[str, Any], field: str, module: str, otherwise: A
     if not isinstance(patterns, dict):
         raise AdapterError(f"{field} is {patterns!r}; expected an object.")
     for pattern, value in patterns.items():
-        try:
-            if len(pattern) <= 512 and re.match(rf"(.*\.)?({pattern})$", module):
-                return value
-        except re.error:
-            raise AdapterError(f"{field} holds {pattern[:80]!r}, which is no regular expression.") from None
+        _check_pattern(field, pattern)
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
     return otherwise
+
+
+def _check_pattern(field: str, pattern: str) -> None:
+    shown = f"{field} holds {pattern[:80]!r}, which is"
+    repetitions = len(re.findall(r"[*+?{]", pattern.replace("(?:", "(")))
+    if len(pattern) > _MAX_PATTERN or repetitions > _MAX_REPETITIONS or re.search(r"\)[*+{]", pattern):
+        raise AdapterError(
+            f"{shown} too complex; expected at most {_MAX_PATTERN} characters and {_MAX_REPETITIONS} "
+            "repetitions, none of them of a group."
+        )
+    try:
+        re.compile(f"({pattern})")
+    except (re.error, OverflowError, RecursionError):
+        raise AdapterError(f"{shown} no regular expression.") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pydantic import BaseModel, ConfigDict, StrictStr
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -34,7 +36,8 @@ async def load_adapter(service: Service, request: Request) -> Response:
     body = await parse(request, LoadBody, service.config.max_body_bytes)
     if body.lora_name in service.config.model_names:
         raise ApiError(400, f"{body.lora_name[:200]!r} is the name of the model itself", "lora_name")
-    await service.off_loop(lambda: adapters.load(body.lora_name, body.lora_path))
+    # Not by off_loop: files may be slow, and prompts wait for its few threads.
+    await asyncio.to_thread(adapters.load, body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 

@@ -40,8 +40,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    await service.prepare(params)
-    generation = Generation(service, [prompt], params)
+    async with service.engine.prepared(params):
+        generation = Generation(service, [prompt], params)
     answer = _Answer(service, body, generation, params.n)
     if body.stream:
         return EventStream(answer.events(), generation.close)

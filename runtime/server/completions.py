@@ -41,8 +41,8 @@ async def completions(service: Service, request: Request) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=_scored(body),
     )
-    await service.prepare(params)
-    generation = Generation(service, prompts, params)
+    async with service.engine.prepared(params):
+        generation = Generation(service, prompts, params)
     answer = _Answer(service, body, generation, texts, params.n)
     if body.stream:
         return EventStream(answer.events(), generation.close)

@@ -91,6 +91,12 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         self._pool = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="castiron-text")
+        for name in config.model_names:
+            if name in self.adapter_paths():
+                raise EngineError(
+                    f"{name!r} names both the model and a LoRA adapter; give one of them another name by "
+                    "--served-model-name or --lora-modules"
+                )
         source = engine.session.info.generation_config if config.use_generation_config else {}
         found = {name: source[name] for name in _MODEL_DEFAULTS if source.get(name) is not None}
         self._defaults: dict[str, Any] = {"temperature": 1.0, **found}
@@ -163,13 +169,6 @@ class Service:
                 **changes,
             }
         )
-
-    async def prepare(self, params: SamplingParams) -> None:
-        """Compile the request's grammar, and read its adapter if it is not in memory, on a thread, so that
-        submitting it takes no time on the loop.
-        """
-        if params.structured_output is not None or params.lora is not None:
-            await self.off_loop(lambda: self.engine.session.prepare(params))
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """Status and body: can the engine make progress?"""

@@ -211,6 +211,7 @@ class FakeCore:
         event = FakeEvent(r.id, prompt_tokens=r.prompt)
         if r.cancelled:
             event.finished, event.finish_reason = True, "cancelled"
+            self._add_generation_logits(event, r)
             return event
         if r.generated == 0 and r.params.context_logits:
             rows = [logits(r.history[: i + 1], self.vocab) for i in range(r.prompt)]
@@ -235,10 +236,14 @@ class FakeCore:
             event.logprobs = [scored(scores, token, r.params.logprobs)]
         if r.generated >= r.params.max_tokens:
             event.finished, event.finish_reason = True, "length"
-        if event.finished and r.params.generation_logits:
-            places = range(r.prompt, len(r.history))
-            event.generation_logits = np.stack([logits(r.history[:i], self.vocab) for i in places])
+        if event.finished:
+            self._add_generation_logits(event, r)
         return event
+
+    def _add_generation_logits(self, event: FakeEvent, r: _Running) -> None:
+        places = range(r.prompt, len(r.history))
+        if r.params.generation_logits and places:
+            event.generation_logits = np.stack([logits(r.history[:i], self.vocab) for i in places])
 
     def _choose(self, scores: np.ndarray, r: _Running) -> int:
         if self.script is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 from castiron.engines.golden import pack_arrays
+from castiron.runtime.async_engine import AsyncEngine
 from castiron.runtime.lora import Adapters, read_adapter
 from castiron.runtime.request_errors import AdapterError, AdapterNotFoundError, QueueFullError
+from castiron.runtime.sampling_params import SamplingParams
+from castiron.runtime.server.service import ServerConfig, Service
 from fake_core import FakeCore, make_session
 
 from castiron import ModelRunner
-from castiron.errors import RequestError
+from castiron.errors import EngineError, RequestError
 
 #: (inputs, outputs)
 SIZES = {"model.layers.0.q_proj": (6, 8), "model.layers.0.mlp.up": (6, 4)}
@@ -96,7 +101,12 @@ def test_half_types_are_read(tmp_path, dtype):
         ({"r": 100000}, "at most 4; raise --max-lora-rank"),
         ({"lora_alpha": None}, "lora_alpha .* is None"),
         ({"lora_alpha": float("nan")}, "lora_alpha .* is nan"),
+        ({"lora_alpha": 10**400}, "lora_alpha .* at most 1e\\+06"),
         ({"alpha_pattern": {"(": 1}}, "no regular expression"),
+        ({"alpha_pattern": {"a{99999999999}": 1}}, "no regular expression"),
+        ({"rank_pattern": {"(\\w+\\.?)+#": 2}}, "too complex.*none of them of a group"),
+        ({"rank_pattern": {".*.*.*.*.*#": 2}}, "too complex.* 4 repetitions"),
+        ({"rank_pattern": {"q" * 600: 2}}, "too complex.* 512 characters"),
     ],
 )
 def test_a_config_that_changes_the_result_unseen_is_refused_by_name(tmp_path, config, message):
@@ -164,8 +174,9 @@ def test_damaged_files_are_refused(tmp_path):
     (folder / "adapter_config.json").write_text("[")
     with pytest.raises(AdapterError, match="not a JSON object"):
         read_adapter(folder, SIZES, 4)
-    with pytest.raises(AdapterError, match="no such folder"):
-        read_adapter(tmp_path / "none", SIZES, 4)
+    for none in (tmp_path / "none", "a\0b", "x" * 5000):
+        with pytest.raises(AdapterError, match="no such folder"):
+            read_adapter(none, SIZES, 4)
 
 
 @pytest.fixture
@@ -201,7 +212,42 @@ def test_an_adapter_in_use_is_unloaded_when_its_last_request_ends(adapters):
         adapters.unload("b")
 
 
+def test_what_is_in_memory_or_unknown_does_not_wait_for_files(adapters):
+    held = adapters.acquire("b")
+    with adapters._loading:  # somebody reads an adapter from a slow disk
+        assert adapters.acquire("b") is held
+        with pytest.raises(AdapterNotFoundError):
+            adapters.acquire("z")
+
+
+def test_a_prepared_adapter_stays_until_the_request_has_it(adapters):
+    async def run() -> None:
+        session = make_session(adapters._core)
+        session.adapters = adapters
+        async with AsyncEngine(session) as engine:
+            params = SamplingParams(max_tokens=1, lora="b")
+            async with engine.prepared(params):
+                adapters.acquire("a")
+                with pytest.raises(QueueFullError):  # b cannot be dropped for it
+                    adapters.acquire("c")
+            async with engine.prepared(SamplingParams()):
+                await asyncio.sleep(0)
+            c = adapters.acquire("c")
+            with adapters._lock:  # the client goes while its adapter is being looked for
+                preparing = asyncio.ensure_future(engine.prepared(replace(params, lora="c")).__aenter__())
+                await asyncio.sleep(0.01)
+                preparing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await preparing
+            await asyncio.sleep(0.1)
+            assert c.users == 1
+
+    asyncio.run(run())
+
+
 def test_a_name_means_one_adapter(adapters, tmp_path):
+    with pytest.raises(AdapterError, match="is 5; expected a path"):
+        adapters.load("d", 5)
     with pytest.raises(AdapterError, match="loaded already"):
         adapters.load("a", tmp_path / "b")
     adapters.unload("a")
@@ -268,6 +314,14 @@ def test_the_server_loads_lists_serves_and_unloads_adapters(server, tmp_path):
         post(url, "/v1/completions", model="sql", prompt=[1, 2]),
     ):
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
+
+
+def test_the_models_name_is_not_an_adapters_too(adapters):
+    session = make_session(adapters._core)
+    session.adapters = adapters
+    with pytest.raises(EngineError, match="'b' names both the model and a LoRA adapter"):
+        Service(AsyncEngine(session), ServerConfig(("base", "b")))
+    session.close()
 
 
 def test_adapters_that_cannot_be_loaded_are_refused_with_the_reason(server, tmp_path):

@@ -226,6 +226,20 @@ def test_a_stop_string_over_token_borders_cuts_text_and_frees_the_request(tokeni
         assert out.text == "one two, three four"
 
 
+def test_logits_of_the_output_come_with_a_stop_string_too(tokenizer_dir):
+    runner, ids, core = scripted(tokenizer_dir, "one two, three four")
+    with runner:
+        options = {"stop": "three", "max_new_tokens": 100, "return_generation_logits": True}
+        (result,) = runner.generate(prompts="x", **options)
+        out, prompt = result.outputs[0], result.prompt_token_ids
+        assert (out.text, out.finish_reason, out.stop_reason) == ("one two, ", "stop", "three")
+        assert out.generation_logits.shape == (len(out.token_ids), core.vocab)
+        for i, row in enumerate(out.generation_logits):
+            np.testing.assert_array_equal(row, fake_core.logits([*prompt, *ids[:i]], core.vocab))
+        *_, last = runner.generate(prompts="x", streaming=True, **options)
+        assert last.outputs[0].generation_logits.shape == out.generation_logits.shape
+
+
 def test_text_held_back_for_a_stop_string_comes_out_at_the_end(tokenizer_dir):
     runner, ids, _ = scripted(tokenizer_dir, "one two thr")
     with runner:
