@@ -28,7 +28,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG_BYTES = 4 << 20
 _MAX_ALPHA = 1e6
 #: Of a pattern: it is tried on every module, and with few repetitions, none of a group, no match takes long.
-_MAX_PATTERN, _MAX_REPETITIONS = 512, 4
+_MAX_PATTERN, _MAX_REPETITIONS, _MAX_CHOICES = 512, 4, 4096
 _PREFIX = "base_model.model."
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -254,10 +254,17 @@ def _by_pattern(config: Mapping[str, Any], field: str, module: str, otherwise: A
 def _check_pattern(field: str, pattern: str) -> None:
     shown = f"{field} holds {pattern[:80]!r}, which is"
     repetitions = len(re.findall(r"[*+?{]", pattern.replace("(?:", "(")))
-    if len(pattern) > _MAX_PATTERN or repetitions > _MAX_REPETITIONS or re.search(r"\)[*+{]", pattern):
+    # Alternatives multiply as well: one after the other, groups of two are 2^n ways to match.
+    choices = (1 + pattern.count("|")) ** max(1, pattern.count("("))
+    if (
+        len(pattern) > _MAX_PATTERN
+        or repetitions > _MAX_REPETITIONS
+        or choices > _MAX_CHOICES
+        or re.search(r"\)[*+{]", pattern)
+    ):
         raise AdapterError(
-            f"{shown} too complex; expected at most {_MAX_PATTERN} characters and {_MAX_REPETITIONS} "
-            "repetitions, none of them of a group."
+            f"{shown} too complex; expected at most {_MAX_PATTERN} characters, {_MAX_REPETITIONS} "
+            f"repetitions, none of them of a group, and {_MAX_CHOICES} ways through its alternatives."
         )
     try:
         re.compile(f"({pattern})")

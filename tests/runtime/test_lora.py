@@ -107,6 +107,7 @@ def test_half_types_are_read(tmp_path, dtype):
         ({"rank_pattern": {"(\\w+\\.?)+#": 2}}, "too complex.*none of them of a group"),
         ({"rank_pattern": {".*.*.*.*.*#": 2}}, "too complex.* 4 repetitions"),
         ({"rank_pattern": {"q" * 600: 2}}, "too complex.* 512 characters"),
+        ({"rank_pattern": {"(.|.)" * 21 + "#": 2}}, "too complex.* ways through its alternatives"),
     ],
 )
 def test_a_config_that_changes_the_result_unseen_is_refused_by_name(tmp_path, config, message):
