@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 from .logits_processors import LogitsProcessor
-from .request_errors import ParameterError
+from .param_values import (
+    as_functions,
+    as_integer,
+    as_logit_bias,
+    as_number,
+    as_strings,
+    as_token_ids,
+    refuse,
+)
 from .structured_output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
@@ -17,11 +23,9 @@ MAX_SEED = 2**64 - 1
 #: step.
 MAX_LOGPROBS = 100
 MAX_STOP_STRINGS = 64
-MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKENS = 1024
 MAX_N = 128
 MAX_SALT_CHARS = 1024
-MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_SPECULATIVE_TOKENS = 64
 
@@ -153,106 +157,109 @@ class SamplingParams:
             object.__setattr__(self, name, value)  # frozen for everybody else
 
         if self.max_tokens is not None:
-            put("max_tokens", _integer("max_tokens", self.max_tokens, 0, 2**31 - 1))
-        put("min_tokens", _integer("min_tokens", self.min_tokens, 0, 2**31 - 1))
+            put("max_tokens", as_integer("max_tokens", self.max_tokens, 0, 2**31 - 1))
+        put("min_tokens", as_integer("min_tokens", self.min_tokens, 0, 2**31 - 1))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        put("temperature", _number("temperature", self.temperature, 0.0, 1000.0))
-        put("top_k", max(0, _integer("top_k", self.top_k, -1, 2**31 - 1)))
-        put("top_p", _number("top_p", self.top_p, 0.0, 1.0))
+            refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        put("temperature", as_number("temperature", self.temperature, 0.0, 1000.0))
+        put("top_k", max(0, as_integer("top_k", self.top_k, -1, 2**31 - 1)))
+        put("top_p", as_number("top_p", self.top_p, 0.0, 1.0))
         if self.top_p == 0.0:
-            _refuse("top_p", 0, "a number in (0, 1]; use temperature=0 for greedy decoding")
-        put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
+            refuse("top_p", 0, "a number in (0, 1]; use temperature=0 for greedy decoding")
+        put("min_p", as_number("min_p", self.min_p, 0.0, 1.0))
         for name in ("top_p_decay", "top_p_min", "typical_p"):
-            put(name, _number(name, getattr(self, name), 0.0, 1.0))
+            put(name, as_number(name, getattr(self, name), 0.0, 1.0))
             if getattr(self, name) == 0.0:
-                _refuse(name, 0, "a number in (0, 1]")
+                refuse(name, 0, "a number in (0, 1]")
         resets = self.top_p_reset_ids
         resets = (resets,) if isinstance(resets, int) and not isinstance(resets, bool) else resets
-        put("top_p_reset_ids", _token_ids("top_p_reset_ids", resets, MAX_STOP_TOKENS))
+        put("top_p_reset_ids", as_token_ids("top_p_reset_ids", resets, MAX_STOP_TOKENS))
         if self.seed is not None:
             # Clients send signed 64-bit seeds; both halves of the range name a distinct stream.
-            put("seed", _integer("seed", self.seed, -(2**63), MAX_SEED) & MAX_SEED)
-        put("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0))
+            put("seed", as_integer("seed", self.seed, -(2**63), MAX_SEED) & MAX_SEED)
+        put("repetition_penalty", as_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0))
         if self.repetition_penalty == 0.0:
-            _refuse("repetition_penalty", 0, "a number greater than 0 (1 switches it off)")
-        put("presence_penalty", _number("presence_penalty", self.presence_penalty, -100.0, 100.0))
-        put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -100.0, 100.0))
-        put("stop", _strings("stop", self.stop, MAX_STOP_STRINGS))
-        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
-        put("logit_bias", _logit_bias(self.logit_bias))
-        allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, None)
+            refuse("repetition_penalty", 0, "a number greater than 0 (1 switches it off)")
+        put("presence_penalty", as_number("presence_penalty", self.presence_penalty, -100.0, 100.0))
+        put("frequency_penalty", as_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0))
+        put("stop", as_strings("stop", self.stop, MAX_STOP_STRINGS))
+        put("stop_token_ids", as_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
+        put("logit_bias", as_logit_bias(self.logit_bias))
+        allowed = as_token_ids("allowed_token_ids", self.allowed_token_ids, None)
         if isinstance(self.allowed_token_ids, list) and not allowed:
-            _refuse("allowed_token_ids", [], "at least one token id, or nothing at all for no restriction")
+            refuse("allowed_token_ids", [], "at least one token id, or nothing at all for no restriction")
         put("allowed_token_ids", tuple(sorted(set(allowed))))
-        put("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
-        put("no_repeat_ngram_size", _integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 2**31 - 1))
+        put("bad_words", as_strings("bad_words", self.bad_words, MAX_BAD_WORDS))
+        put(
+            "no_repeat_ngram_size",
+            as_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 2**31 - 1),
+        )
         if self.structured_output is not None:
             if not isinstance(self.structured_output, StructuredOutput):
-                _refuse("structured_output", self.structured_output, "a StructuredOutput")
+                refuse("structured_output", self.structured_output, "a StructuredOutput")
             if self.min_tokens:
-                _refuse(
+                refuse(
                     "min_tokens", self.min_tokens, "0 with structured output, which says when it is complete"
                 )
-        put("logits_processors", _functions("logits_processors", self.logits_processors))
+        put("logits_processors", as_functions("logits_processors", self.logits_processors))
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
-                put(name, _integer(name, count, 0, MAX_LOGPROBS))
+                put(name, as_integer(name, count, 0, MAX_LOGPROBS))
         if self.truncate_prompt_tokens is not None:
-            kept = _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
+            kept = as_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
             if kept == 0:
-                _refuse("truncate_prompt_tokens", 0, "1 or more, or -1 for as many as fit")
+                refuse("truncate_prompt_tokens", 0, "1 or more, or -1 for as many as fit")
             put("truncate_prompt_tokens", kept)
-        put("n", _integer("n", self.n, 1, MAX_N))
+        put("n", as_integer("n", self.n, 1, MAX_N))
         if self.best_of is not None:
-            put("best_of", _integer("best_of", self.best_of, 1, MAX_N))
+            put("best_of", as_integer("best_of", self.best_of, 1, MAX_N))
             if self.best_of < self.n:
-                _refuse("best_of", self.best_of, f"n ({self.n}) or more")
-        put("length_penalty", _number("length_penalty", self.length_penalty, -100.0, 100.0))
+                refuse("best_of", self.best_of, f"n ({self.n}) or more")
+        put("length_penalty", as_number("length_penalty", self.length_penalty, -100.0, 100.0))
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            _refuse("early_stopping", self.early_stopping, 'true, false or "never"')
-        put("priority", _integer("priority", self.priority, -(2**31), 2**31 - 1))
+            refuse("early_stopping", self.early_stopping, 'true, false or "never"')
+        put("priority", as_integer("priority", self.priority, -(2**31), 2**31 - 1))
         if self.num_speculative_tokens is not None:
             most = MAX_SPECULATIVE_TOKENS
             put(
                 "num_speculative_tokens",
-                _integer("num_speculative_tokens", self.num_speculative_tokens, 0, most),
+                as_integer("num_speculative_tokens", self.num_speculative_tokens, 0, most),
             )
         if self.lora is not None and not (isinstance(self.lora, str) and self.lora):
-            _refuse("lora", self.lora, "the name of an adapter")
+            refuse("lora", self.lora, "the name of an adapter")
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_CHARS):
-            _refuse("cache_salt", salt, f"a string of 1 to {MAX_SALT_CHARS} characters")
+            refuse("cache_salt", salt, f"a string of 1 to {MAX_SALT_CHARS} characters")
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                _refuse(name, getattr(self, name), "true or false")
+                refuse(name, getattr(self, name), "true or false")
         if self.stop and not self.detokenize:
-            _refuse("detokenize", False, "true when stop strings are given: they are matched on the text")
+            refuse("detokenize", False, "true when stop strings are given: they are matched on the text")
         if self.use_beam_search:
             self._check_beams()
         elif self.length_penalty != 1.0 or self.early_stopping is not False:
             name = "early_stopping" if self.length_penalty == 1.0 else "length_penalty"
-            _refuse(name, getattr(self, name), "nothing without use_beam_search")
+            refuse(name, getattr(self, name), "nothing without use_beam_search")
         elif self.num_requests > self.n and self.temperature == 0.0:
-            _refuse("best_of", self.best_of, f"n ({self.n}) at temperature 0, which makes equal outputs")
+            refuse("best_of", self.best_of, f"n ({self.n}) at temperature 0, which makes equal outputs")
 
     def _check_beams(self) -> None:
         plain = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
         for name, off in plain.items():
             if getattr(self, name) != off:
-                _refuse(name, getattr(self, name), f"{off:g} with use_beam_search, which draws nothing")
+                refuse(name, getattr(self, name), f"{off:g} with use_beam_search, which draws nothing")
         if self.max_tokens == 0:
-            _refuse("max_tokens", 0, "at least 1 with use_beam_search")
+            refuse("max_tokens", 0, "at least 1 with use_beam_search")
         if self.stop:
-            _refuse("stop", self.stop, "stop_token_ids with use_beam_search: beams have no text yet")
+            refuse("stop", self.stop, "stop_token_ids with use_beam_search: beams have no text yet")
         if self.structured_output is not None:
-            _refuse("structured_output", self.structured_output, "none with use_beam_search")
+            refuse("structured_output", self.structured_output, "none with use_beam_search")
         if self.logprobs:
-            _refuse("logprobs", self.logprobs, "0 with use_beam_search: there are no alternatives")
+            refuse("logprobs", self.logprobs, "0 with use_beam_search: there are no alternatives")
         if self.logits_processors:
-            _refuse("logits_processors", self.logits_processors, "none with use_beam_search")
+            refuse("logits_processors", self.logits_processors, "none with use_beam_search")
         if self.return_generation_logits:
-            _refuse("return_generation_logits", True, "false with use_beam_search")
+            refuse("return_generation_logits", True, "false with use_beam_search")
 
     @property
     def num_requests(self) -> int:
@@ -272,82 +279,3 @@ class SamplingParams:
             return made
         seed = None if self.seed is None else (self.seed + j) & MAX_SEED
         return replace(made, seed=seed, prompt_logprobs=None, return_context_logits=False)
-
-
-def _refuse(name: str, found: object, expected: str) -> NoReturn:
-    shown = repr(found)
-    raise ParameterError(
-        f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; expected {expected}", param=name
-    )
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool):
-        _refuse(name, value, "an integer")
-    try:
-        number = operator.index(value)  # numpy integers too, floats not
-    except TypeError:
-        _refuse(name, value, "an integer")
-    if not low <= number <= high:
-        _refuse(name, value, f"an integer from {low} to {high}")
-    return number
-
-
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, (bool, str, bytes)):
-        _refuse(name, value, "a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        _refuse(name, value, "a number")
-    if math.isnan(number) or not low <= number <= high:
-        _refuse(name, value, f"a number from {low:g} to {high:g}")
-    return number
-
-
-def _strings(name: str, value: str | Iterable[str] | None, most: int) -> tuple[str, ...]:
-    if value is not None and not isinstance(value, Iterable):
-        _refuse(name, value, "a string or a list of strings")
-    strings: tuple[Any, ...] = () if value is None else (value,) if isinstance(value, str) else tuple(value)
-    if len(strings) > most:
-        _refuse(name, strings, f"at most {most} strings")
-    for s in strings:
-        if not isinstance(s, str) or not 1 <= len(s) <= MAX_STOP_STRING_CHARS:
-            _refuse(
-                name, s, f"a string of 1 to {MAX_STOP_STRING_CHARS} characters, or a list of such strings"
-            )
-    return strings
-
-
-def _token_ids(name: str, value: Iterable[int] | None, most: int | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, (bool, str)) or not isinstance(value, Iterable):
-        _refuse(name, value, "a list of token ids")
-    tokens = tuple(_integer(name, t, 0, 2**31 - 1) for t in value)
-    if most is not None and len(tokens) > most:
-        _refuse(name, tokens, f"at most {most} token ids")
-    return tokens
-
-
-def _functions(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
-    functions = (value,) if callable(value) else value
-    if not isinstance(functions, (list, tuple)) or not all(callable(f) for f in functions):
-        _refuse(name, value, "a function or a list of functions")
-    return tuple(functions)
-
-
-def _logit_bias(value: Any) -> dict[int, float]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        _refuse("logit_bias", value, "an object of token ids and numbers")
-    if len(value) > MAX_LOGIT_BIAS:
-        _refuse("logit_bias", value, f"at most {MAX_LOGIT_BIAS} token ids")
-    bias = {}
-    for token, number in value.items():
-        # JSON has strings for keys only
-        if isinstance(token, str) and token.isascii() and token.isdigit():
-            token = int(token[:12])
-        bias[_integer("logit_bias", token, 0, 2**31 - 1)] = _number("logit_bias", number, -1e4, 1e4)
-    return bias

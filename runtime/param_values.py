@@ -1,0 +1,97 @@
+"""Values of a request's parameters: each becomes the type that is meant, or is refused by its name."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from .request_errors import ParameterError
+
+MAX_STRING_CHARS = 1024
+MAX_LOGIT_BIAS = 1024
+
+
+def refuse(name: str, found: object, expected: str) -> NoReturn:
+    """Raise ParameterError that says what was found and what was expected."""
+    shown = repr(found)
+    raise ParameterError(
+        f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; expected {expected}", param=name
+    )
+
+
+def as_integer(name: str, value: Any, low: int, high: int) -> int:
+    """An integer from ``low`` to ``high``, NumPy's ones included; floats and booleans are none."""
+    if isinstance(value, bool):
+        refuse(name, value, "an integer")
+    try:
+        number = operator.index(value)  # numpy integers too, floats not
+    except TypeError:
+        refuse(name, value, "an integer")
+    if not low <= number <= high:
+        refuse(name, value, f"an integer from {low} to {high}")
+    return number
+
+
+def as_number(name: str, value: Any, low: float, high: float) -> float:
+    """A number from ``low`` to ``high``; NaN, booleans and texts are none."""
+    if isinstance(value, (bool, str, bytes)):
+        refuse(name, value, "a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        refuse(name, value, "a number")
+    if math.isnan(number) or not low <= number <= high:
+        refuse(name, value, f"a number from {low:g} to {high:g}")
+    return number
+
+
+def as_strings(name: str, value: str | Iterable[str] | None, most: int) -> tuple[str, ...]:
+    """A string or several, at most ``most``, as a tuple; None is none."""
+    if value is not None and not isinstance(value, Iterable):
+        refuse(name, value, "a string or a list of strings")
+    strings: tuple[Any, ...] = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if len(strings) > most:
+        refuse(name, strings, f"at most {most} strings")
+    for s in strings:
+        if not isinstance(s, str) or not 1 <= len(s) <= MAX_STRING_CHARS:
+            refuse(name, s, f"a string of 1 to {MAX_STRING_CHARS} characters, or a list of such strings")
+    return strings
+
+
+def as_token_ids(name: str, value: Iterable[int] | None, most: int | None) -> tuple[int, ...]:
+    """Token ids, at most ``most`` (None = any number); None is none."""
+    if value is None:
+        return ()
+    if isinstance(value, (bool, str)) or not isinstance(value, Iterable):
+        refuse(name, value, "a list of token ids")
+    tokens = tuple(as_integer(name, t, 0, 2**31 - 1) for t in value)
+    if most is not None and len(tokens) > most:
+        refuse(name, tokens, f"at most {most} token ids")
+    return tokens
+
+
+def as_functions(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """A function or several, as a tuple."""
+    functions = (value,) if callable(value) else value
+    if not isinstance(functions, (list, tuple)) or not all(callable(f) for f in functions):
+        refuse(name, value, "a function or a list of functions")
+    return tuple(functions)
+
+
+def as_logit_bias(value: Any) -> dict[int, float]:
+    """{token id: number}, with ids that JSON made strings of."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        refuse("logit_bias", value, "an object of token ids and numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        refuse("logit_bias", value, f"at most {MAX_LOGIT_BIAS} token ids")
+    bias = {}
+    for token, number in value.items():
+        # JSON has strings for keys only
+        if isinstance(token, str) and token.isascii() and token.isdigit():
+            token = int(token[:12])
+        bias[as_integer("logit_bias", token, 0, 2**31 - 1)] = as_number("logit_bias", number, -1e4, 1e4)
+    return bias
