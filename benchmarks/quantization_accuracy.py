@@ -30,7 +30,7 @@ from castiron.engines import open_engine
 from castiron.engines.accuracy import Comparison
 from castiron.graph.checkpoint import Checkpoint
 from castiron.graph.reference import SourceModel
-from castiron.runtime.loading import RuntimeOptions
+from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.probe import Probe
 from castiron.runtime.verify import CoreRunner
 

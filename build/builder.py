@@ -315,7 +315,7 @@ def _measure(
 
 
 def _verify(path: Path, options: BuildOptions, phases: Phases) -> Verification:
-    from ..runtime.loading import RuntimeOptions
+    from ..runtime.options import RuntimeOptions
     from ..runtime.verify import verify
 
     # The plugins are those that the user has just named.

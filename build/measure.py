@@ -82,7 +82,7 @@ def measure(
             )
             return _accuracy(comparison, windows, "the reference of the engine's arithmetic")
         from ..runtime.evaluate import evaluate
-        from ..runtime.loading import RuntimeOptions
+        from ..runtime.options import RuntimeOptions
 
         comparison, device = evaluate(
             engine,

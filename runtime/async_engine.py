@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from castiron.errors import RequestError
 
-from .loading import RuntimeOptions, open_session
+from .loading import open_session
+from .options import RuntimeOptions
 from .outputs import CompletionOutput, RequestOutput, Update
 from .prompt_outputs import PromptOutputs
 from .sampling_params import SamplingParams

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from .request_errors import ParameterError
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -29,21 +28,6 @@ _SAME_NAME = (
     "seed",
 )
 _EARLY_STOPPING: dict[bool | str, str] = {True: "first_finished", False: "likely", "never": "never"}
-
-
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise ParameterError for ids that the vocabulary does not have."""
-    given: dict[str, Iterable[int]] = {
-        "stop_token_ids": params.stop_token_ids,
-        "allowed_token_ids": params.allowed_token_ids,
-        "logit_bias": params.logit_bias,
-    }
-    for name, tokens in given.items():
-        for token in tokens:
-            if token >= vocab_size:
-                raise ParameterError(
-                    f"{name} holds {token}; expected ids below the vocabulary size {vocab_size}", param=name
-                )
 
 
 def core_params(

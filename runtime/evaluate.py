@@ -11,7 +11,7 @@ from castiron.errors import EngineError
 
 from ..engines import Engine
 from ..engines.accuracy import Comparison
-from .loading import RuntimeOptions
+from .options import RuntimeOptions
 from .probe import Probe
 from .verify import CoreRunner
 

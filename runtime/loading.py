@@ -6,8 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from ..engines.kv_cache import block_bytes
 from ..engines.program import BLOCK_TOKENS, module_sizes
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
-from .sampling_params import MAX_SPECULATIVE_TOKENS
+from .options import RuntimeOptions
 from .session import Session
 from .tokenizer_preload import TokenizerPreload
 
@@ -29,146 +28,7 @@ if TYPE_CHECKING:
 
 _NO_PROBE: dict[str, Any] = {"devices": [], "driver": 0, "error": ""}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-#: Of adapters: the largest for which memory is reserved.
-MAX_LORA_RANK = 512
 _DEFAULT_CPU_LORAS = 16
-SCHEDULING_POLICIES = ("fcfs", "priority")
-CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
-SPECULATION = ("none", "ngram", "suffix", "draft")
-_INTEGERS = (
-    *("num_threads", "max_batch_size", "max_num_tokens", "kv_cache_blocks"),
-    *("max_queue_size", "max_queued_tokens", "num_speculative_tokens"),
-    *("max_loras", "max_lora_rank", "max_cpu_loras"),
-)
-
-
-@dataclass(frozen=True)
-class RuntimeOptions:
-    """What a runtime may choose within an engine's limits; None leaves the choice to the engine.
-
-    Attributes:
-        device: "auto" (a GPU that the engine has a program for, else the CPU), "host", "cuda" or "cuda:1".
-        trust_plugins: run machine code for the CPU that a plugin put into the engine.
-        cuda_graphs: record decode steps once and replay them; None = yes, on a GPU.
-        num_threads: compute threads of the CPU; default: the CPUs this process may use.
-        max_batch_size: requests that run at once.
-        max_num_tokens: tokens of one step, prefill chunks and decodes together.
-        kv_cache_blocks: size of the KV cache in blocks of 32 tokens; default: enough for a full batch of
-            full length.
-        kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
-        kv_cache_fraction: part of the GPU's memory left after weights and activations that the KV cache
-            takes where its size is not given otherwise; default 0.9.
-        max_queue_size: requests that may wait; more are refused. None = no bound.
-        max_queued_tokens: tokens of the prompts that may wait; None = no bound. One prompt may always wait.
-        enable_prefix_caching: keep the keys and values of finished prompts as long as there is room, and use
-            them for prompts that begin alike.
-        scheduling_policy: "fcfs" (as they come) or "priority" (by the requests' ``priority``).
-        capacity_scheduler_policy: "guaranteed_no_evict" (a request starts when the KV cache has room for
-            its longest possible output, and runs to its end) or "max_utilization" (it starts when there is
-            room for its prompt; when room is short, requests are set back and computed again).
-        enable_lora: requests may name LoRA adapters; implied by ``lora_modules``.
-        lora_modules: adapters to load at the start: folders in PEFT's form by the names that requests use.
-        max_loras: different adapters that run in one step; requests for more of them wait.
-        max_lora_rank: the largest rank of an adapter; memory for its sums is reserved at start.
-        max_cpu_loras: adapters in memory, the least recently used goes first; default: 16, or max_loras if
-            that is more.
-        watchdog_timeout: a step that is longer on the device, in seconds, has hung: all requests end with an
-            error and the engine is dead. 0 = no such limit.
-        speculative_decoding: who guesses the next tokens of each output, so that one step checks several of
-            them; the output is the same with and without. "none"; "ngram" (prompt lookup: what followed the
-            last two to four tokens at their latest occurrence) or "suffix" (what followed the longest end
-            of the text that was there before), both in the request's own prompt and output; "draft" (the
-            model of ``draft_engine``).
-        draft_engine: folder of a smaller engine with the same tokenizer, for "draft"; it runs on the CPU.
-        num_speculative_tokens: guesses for one request in one step at most; default 8. How many are made
-            depends on how often they are right.
-    """
-
-    device: str = "auto"
-    trust_plugins: bool = False
-    cuda_graphs: bool | None = None
-    num_threads: int | None = None
-    max_batch_size: int | None = None
-    max_num_tokens: int | None = None
-    kv_cache_blocks: int | None = None
-    kv_cache_memory: int | str | None = None
-    kv_cache_fraction: float | None = None
-    max_queue_size: int | None = None
-    max_queued_tokens: int | None = None
-    enable_prefix_caching: bool = True
-    scheduling_policy: str = SCHEDULING_POLICIES[0]
-    capacity_scheduler_policy: str = CAPACITY_POLICIES[0]
-    enable_lora: bool = False
-    lora_modules: Mapping[str, str] = field(default_factory=dict)
-    max_loras: int = 4
-    max_lora_rank: int = 16
-    max_cpu_loras: int | None = None
-    watchdog_timeout: float = 600.0
-    speculative_decoding: str = SPECULATION[0]
-    num_speculative_tokens: int | None = None
-    draft_engine: str | os.PathLike[str] | None = None
-
-    @property
-    def wants_lora(self) -> bool:
-        """Whether the engine is to take adapters."""
-        return self.enable_lora or bool(self.lora_modules)
-
-    def check(self, engine: Engine) -> None:
-        """Raise EngineError for values that make no sense or go over the engine's limits."""
-        for name in _INTEGERS:
-            value = getattr(self, name)
-            least = 0 if name == "max_queue_size" else 1
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise EngineError(f"{name} is {value!r}; expected an integer of at least {least}")
-        for name, known in (
-            ("scheduling_policy", SCHEDULING_POLICIES),
-            ("capacity_scheduler_policy", CAPACITY_POLICIES),
-            ("speculative_decoding", SPECULATION),
-        ):
-            if getattr(self, name) not in known:
-                raise EngineError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(known)}")
-        if self.num_speculative_tokens is not None and self.speculative_decoding == "none":
-            raise EngineError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}, and speculative_decoding is none; "
-                "leave it out, or choose ngram, suffix or draft"
-            )
-        if (self.speculative_decoding == "draft") != (self.draft_engine is not None):
-            raise EngineError(
-                f"speculative_decoding is {self.speculative_decoding} and draft_engine is "
-                f"{self.draft_engine}; expected both draft and an engine's folder, or neither"
-            )
-        if (self.num_speculative_tokens or 0) > MAX_SPECULATIVE_TOKENS:
-            raise EngineError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}; expected at most "
-                f"{MAX_SPECULATIVE_TOKENS}"
-            )
-        if not 0 <= self.watchdog_timeout <= 1e6:
-            raise EngineError(f"watchdog_timeout is {self.watchdog_timeout!r}; expected 0 (off) to 1000000 s")
-        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
-            raise EngineError(
-                f"max_cpu_loras is {self.max_cpu_loras}, and max_loras {self.max_loras}: adapters that run "
-                "are in memory, so it must be at least as much"
-            )
-        if self.max_lora_rank > MAX_LORA_RANK:
-            raise EngineError(f"max_lora_rank is {self.max_lora_rank}; expected at most {MAX_LORA_RANK}")
-        limits = engine.manifest.limits
-        for name in ("max_batch_size", "max_num_tokens"):
-            value, limit = getattr(self, name), getattr(limits, name)
-            if value is not None and value > limit:
-                raise EngineError(
-                    f"{name} is {value}, and the engine was built for {limit}; choose less, or rebuild it: "
-                    f"{engine.rebuild_command} --{name.replace('_', '-')} {value}"
-                )
-        if self.kv_cache_blocks is not None and self.kv_cache_memory is not None:
-            raise EngineError(
-                "kv_cache_blocks and kv_cache_memory both set the size of the KV cache; give one of them"
-            )
-        if self.kv_cache_fraction is not None and not 0 < self.kv_cache_fraction <= 1:
-            raise EngineError(
-                f"kv_cache_fraction is {self.kv_cache_fraction!r}; expected more than 0, at most 1"
-            )
 
 
 @dataclass(frozen=True)
@@ -304,7 +164,11 @@ def open_session(
     )
     module = loaded.module
     types = CoreTypes(module.SamplingParams, module.QueueFullError, module.EngineDeadError)
-    adapters = make_adapters(loaded.core, loaded.program, options) if options.wants_lora else None
+    try:
+        adapters = make_adapters(loaded.core, loaded.program, options) if options.wants_lora else None
+    except BaseException:
+        loaded.core.shutdown()
+        raise
     return Session(
         loaded.core,
         info,

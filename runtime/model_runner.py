@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
-
-import numpy as np
 
 from castiron.errors import RequestError
 
 from .batch import Batch
-from .loading import RuntimeOptions, open_session
+from .generate_arguments import merged_params, prompt_rows
+from .loading import open_session
 from .lora import LoRARequest
+from .options import RuntimeOptions
 from .outputs import RequestOutput
 from .request_errors import ParameterError
 from .sampling_params import SamplingParams
 from .step_trace import chrome_trace
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from .chat_template import Message
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 #: A call that says nothing about length should come back soon.
 _DEFAULT_MAX_TOKENS = 128
-_FIELDS = frozenset(f.name for f in fields(SamplingParams))
-#: TensorRT-LLM's names for what SamplingParams calls otherwise.
-_ALIASES = {"max_new_tokens": "max_tokens", "random_seed": "seed", "num_return_sequences": "n"}
 
 
 class ModelRunner:
@@ -179,9 +176,9 @@ class ModelRunner:
             RequestError: parameters that no prompt could be served with.
             EngineError: the runner is closed or its engine has failed.
         """
-        params = _merge(sampling_params, self._named_adapter(options))
+        params = merged_params(sampling_params, self._named_adapter(options))
         cap = None if sampling_params is not None else _DEFAULT_MAX_TOKENS
-        batch = Batch(self._session, *_prompts(input_ids, prompts), params, cap)
+        batch = Batch(self._session, *prompt_rows(input_ids, prompts), params, cap)
         return batch.stream() if streaming else batch.run()
 
     def chat(
@@ -195,7 +192,7 @@ class ModelRunner:
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answer a conversation (``[{"role": "user", "content": "..."}]``) by the engine's chat template."""
         ids = self.tokenizer.encode_chat(messages, **(template_options or {}))
-        params = _merge(sampling_params, self._named_adapter(options))
+        params = merged_params(sampling_params, self._named_adapter(options))
         batch = Batch(self._session, [ids], [None], params)
         return batch.stream() if streaming else batch.run()
 
@@ -283,77 +280,3 @@ class ModelRunner:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _merge(sampling_params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
-    """SamplingParams with the keyword arguments of ``generate`` in their place."""
-    if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
-        raise ParameterError(
-            f"sampling_params is of type {type(sampling_params).__name__}; expected SamplingParams",
-            param="sampling_params",
-        )
-    base = sampling_params or SamplingParams()
-    given: dict[str, Any] = {}
-    for name, value in _without_num_beams(options).items():
-        field = _ALIASES.get(name, name)
-        if field not in _FIELDS and field != "end_id":
-            raise ParameterError(
-                f"generate has no option {name!r}; it knows "
-                f"{', '.join(sorted(_FIELDS | _ALIASES.keys()))}, num_beams and end_id",
-                param=name,
-            )
-        if field in given:
-            raise ParameterError(
-                f"{name} says the same as {field}, which is also given; give one", param=name
-            )
-        given[field] = value
-    end_id = given.pop("end_id", None)
-    if end_id is not None:
-        given["ignore_eos"] = True
-        if end_id != -1:
-            given["stop_token_ids"] = (*given.get("stop_token_ids", base.stop_token_ids), end_id)
-    sampling = given.get("top_k", 1) not in (0, 1, -1) or given.get("top_p", 1.0) != 1.0
-    if sampling_params is None and "temperature" not in given and sampling:
-        # Nobody narrows the choice of tokens in order to get no choice; TensorRT-LLM's temperature is 1
-        # there.
-        given["temperature"] = 1.0
-    return replace(base, **given)
-
-
-def _without_num_beams(options: dict[str, Any]) -> dict[str, Any]:
-    """``num_beams`` as SamplingParams says it; one beam is no search, as in transformers."""
-    if "num_beams" not in options:
-        return options
-    rest = {name: value for name, value in options.items() if name != "num_beams"}
-    for name in ("best_of", "use_beam_search"):
-        if name in rest:
-            raise ParameterError(f"{name} says the same as num_beams; give one", param=name)
-    beams = options["num_beams"]
-    return rest if beams == 1 else {**rest, "best_of": beams, "use_beam_search": True}
-
-
-def _prompts(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[list[Any], list[str | None]]:
-    """Prompts as (ids or None, text or None) side by side."""
-    if (input_ids is None) == (prompts is None):
-        found = "neither" if prompts is None else "both"
-        raise RequestError(f"{found} of input_ids and prompts given; give token ids or text")
-    if prompts is not None:
-        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-            raise RequestError(f"prompts is of type {type(prompts).__name__}; expected a text or several")
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        for text in texts:
-            if not isinstance(text, str):
-                raise RequestError(
-                    f"a prompt is of type {type(text).__name__}; expected text (ids go into input_ids)"
-                )
-        return [None] * len(texts), list(texts)
-    if hasattr(input_ids, "tolist"):
-        input_ids = input_ids.tolist()
-    if not isinstance(input_ids, (list, tuple)):
-        raise RequestError(
-            f"input_ids is of type {type(input_ids).__name__}; expected a list of token ids, or a list of "
-            "such lists"
-        )
-    flat = bool(input_ids) and all(isinstance(t, (int, np.integer)) for t in input_ids)
-    rows = [input_ids] if flat or not input_ids else list(input_ids)
-    return rows, [None] * len(rows)

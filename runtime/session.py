@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,13 @@ import numpy as np
 from castiron.errors import EngineError, RequestError
 
 from .core_api import Core, CoreEvent, CoreTypes, EngineInfo
-from .core_params import check_token_ids, core_params
+from .core_params import core_params
 from .logits_processors import ProcessorThreads
 from .mask_thread import MaskThread
 from .outputs import Update
 from .request import Request, Sink
-from .request_errors import ContextLengthError, ParameterError, QueueFullError
+from .request_check import check_prompt, check_request
+from .request_errors import ParameterError, QueueFullError
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -137,47 +137,13 @@ class Session:
 
     def token_ids(self, prompt: Any) -> list[int]:
         """A prompt as a list of ids of the vocabulary, at least one; ParameterError for anything else."""
-        return _token_ids(prompt, self.info.vocab_size)
+        return check_prompt(prompt, self.info.vocab_size)
 
     def check(
         self, prompt_ids: Any, params: SamplingParams, default_max_tokens: int | None = None
     ) -> tuple[list[int], SamplingParams]:
-        """A prompt as a list of ids and the parameters with ``max_tokens`` resolved.
-
-        Args:
-            default_max_tokens: instead of as many as fit, when ``params`` says nothing; lowered to what fits.
-
-        Raises:
-            ParameterError: ids that are none of the vocabulary, stop strings without a tokenizer.
-            ContextLengthError: prompt and new tokens do not fit into ``max_seq_len``.
-        """
-        ids = self.token_ids(prompt_ids)
-        limit, asked = self.info.max_seq_len, params.max_tokens
-        if params.truncate_prompt_tokens is not None:
-            room = max(1, limit - (1 if asked is None else asked))
-            ids = ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
-        least = len(ids) + (1 if asked is None else asked)
-        if least > limit:
-            wanted = f"{asked} new tokens" if asked is not None else "at least one new token"
-            raise ContextLengthError(
-                f"this engine's maximum context length is {limit} tokens, but {least} were requested "
-                f"({len(ids)} in the prompt and {wanted}); shorten the prompt, lower max_tokens, or "
-                "build the engine with a larger --max-seq-len",
-                param="prompt" if len(ids) >= limit else "max_tokens",
-            )
-        if params.stop and self.info.tokenizer_dir is None:
-            raise ParameterError(
-                "stop strings need a tokenizer, and this engine has none; use stop_token_ids", param="stop"
-            )
-        if params.bad_words and self.info.tokenizer_dir is None:
-            raise ParameterError(
-                "bad_words need a tokenizer, and this engine has none; use logit_bias", param="bad_words"
-            )
-        check_token_ids(params, self.info.vocab_size)
-        if asked is None:
-            asked = min(limit - len(ids), default_max_tokens or limit)
-        resolved = replace(params, max_tokens=asked)
-        return ids, resolved
+        """See ``check_request``, for this engine."""
+        return check_request(prompt_ids, params, self.info, default_max_tokens)
 
     def submit(self, prompt_ids: Any, params: SamplingParams, sink: Sink) -> Request:
         """Queue one request (``params.n`` is the caller's business); its updates go to ``sink``.
@@ -385,27 +351,3 @@ class Session:
 def _digest(salt: str) -> bytes:
     """16 bytes that nobody finds a second salt for."""
     return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _token_ids(prompt: Any, vocab_size: int) -> list[int]:
-    """A flat list of ids of the vocabulary, at least one."""
-    if hasattr(prompt, "tolist"):
-        prompt = prompt.tolist()
-    try:
-        array = np.asarray(prompt)
-    except ValueError:
-        array = np.asarray(None)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        shown = repr(prompt)
-        raise ParameterError(
-            f"a prompt is {shown if len(shown) < 80 else shown[:77] + '...'}; expected a list of at least "
-            "one token id",
-            param="prompt",
-        )
-    if int(array.min()) < 0 or int(array.max()) >= vocab_size:
-        wrong = next(int(t) for t in array if not 0 <= t < vocab_size)
-        raise ParameterError(
-            f"a prompt holds the token id {wrong}; expected ids from 0 to {vocab_size - 1}", param="prompt"
-        )
-    ids: list[int] = array.tolist()
-    return ids

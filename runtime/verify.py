@@ -26,7 +26,8 @@ from ..engines import Engine, GoldenSequence
 from ..engines.program import BLOCK_TOKENS
 from .core_api import Core
 from .devices import DeviceChoice
-from .loading import RuntimeOptions, load_core
+from .loading import load_core
+from .options import RuntimeOptions
 from .probe import Probe
 from .verify_report import PromptReport, VerifyReport, tolerance_for
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from castiron.engines import open_engine
 from castiron.runtime import ModelRunner
-from castiron.runtime.loading import RuntimeOptions
+from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.verify import verify
 from rows import Row
 

@@ -121,7 +121,8 @@ def throughput(
 
 @contextmanager
 def _session(engine: str, runtime: dict[str, Any], batch_size: int | None) -> Iterator[Session]:
-    from castiron.runtime.loading import RuntimeOptions, open_session
+    from castiron.runtime.loading import open_session
+    from castiron.runtime.options import RuntimeOptions
 
     session = open_session(engine, options=RuntimeOptions(**runtime))
     try:

@@ -63,7 +63,7 @@ def command(
     """
     from castiron.engines import open_engine
     from castiron.runtime.evaluate import evaluate
-    from castiron.runtime.loading import RuntimeOptions
+    from castiron.runtime.options import RuntimeOptions
 
     opened = open_engine(engine)
     windows = _windows(opened, data, tokens, window)

@@ -74,7 +74,8 @@ def command(
     SIGTERM finishes the running requests and ends with exit code 0; a second signal ends at once.
     """
     from castiron.runtime.async_engine import AsyncEngine
-    from castiron.runtime.loading import RuntimeOptions, open_session
+    from castiron.runtime.loading import open_session
+    from castiron.runtime.options import RuntimeOptions
     from castiron.runtime.server.serve import serve
     from castiron.runtime.server.service import ServerConfig, Service
 

@@ -30,7 +30,7 @@ def command(engine: str, as_json: bool, device: str, trust_plugins: bool, num_th
     Exits with 1 when a file is damaged or an answer is off.
     """
     from castiron.engines import open_engine
-    from castiron.runtime.loading import RuntimeOptions
+    from castiron.runtime.options import RuntimeOptions
     from castiron.runtime.verify import verify
 
     opened = open_engine(engine)

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from castiron.engines import Engine, open_engine
-from castiron.runtime.loading import RuntimeOptions
+from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.verify import CoreRunner
 from tiny import write_tiny_engine
 from tiny_cuda import add_cuda

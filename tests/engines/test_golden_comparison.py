@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from castiron.engines import open_engine
-from castiron.runtime.loading import RuntimeOptions
+from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.verify import verify
 from castiron.runtime.verify_report import tolerance_for
 from numpy_core import NumpyRunner

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from castiron.build import BuildOptions, build
 from castiron.engines import open_engine
-from castiron.runtime.loading import RuntimeOptions, load_core
+from castiron.runtime.loading import load_core
+from castiron.runtime.options import RuntimeOptions
 from virtual_gpu import VirtualGpu, without_compiler
 from virtual_process import in_process
 

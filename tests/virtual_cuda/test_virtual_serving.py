@@ -11,7 +11,8 @@ import pytest
 import torch
 from castiron.build import BuildOptions, build
 from castiron.engines import open_engine
-from castiron.runtime.loading import RuntimeOptions, load_core
+from castiron.runtime.loading import load_core
+from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.verify import verify
 from transformers import AutoModelForCausalLM
 from virtual_gpu import VirtualGpu, without_compiler

@@ -1,0 +1,92 @@
+"""The arguments of ``generate`` and ``chat``: prompts in any form, parameters by their names elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from castiron.errors import RequestError
+
+from .request_errors import ParameterError
+from .sampling_params import SamplingParams
+
+_FIELDS = frozenset(f.name for f in fields(SamplingParams))
+#: TensorRT-LLM's names for what SamplingParams calls otherwise.
+_ALIASES = {"max_new_tokens": "max_tokens", "random_seed": "seed", "num_return_sequences": "n"}
+
+
+def merged_params(sampling_params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
+    """SamplingParams with the keyword arguments of ``generate`` in their place."""
+    if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
+        raise ParameterError(
+            f"sampling_params is of type {type(sampling_params).__name__}; expected SamplingParams",
+            param="sampling_params",
+        )
+    base = sampling_params or SamplingParams()
+    given: dict[str, Any] = {}
+    for name, value in _without_num_beams(options).items():
+        field = _ALIASES.get(name, name)
+        if field not in _FIELDS and field != "end_id":
+            raise ParameterError(
+                f"generate has no option {name!r}; it knows "
+                f"{', '.join(sorted(_FIELDS | _ALIASES.keys()))}, num_beams, end_id and lora_request",
+                param=name,
+            )
+        if field in given:
+            raise ParameterError(
+                f"{name} says the same as {field}, which is also given; give one", param=name
+            )
+        given[field] = value
+    end_id = given.pop("end_id", None)
+    if end_id is not None:
+        given["ignore_eos"] = True
+        if end_id != -1:
+            given["stop_token_ids"] = (*given.get("stop_token_ids", base.stop_token_ids), end_id)
+    sampling = given.get("top_k", 1) not in (0, 1, -1) or given.get("top_p", 1.0) != 1.0
+    if sampling_params is None and "temperature" not in given and sampling:
+        # Nobody narrows the choice of tokens in order to get no choice; TensorRT-LLM's temperature is 1
+        # there.
+        given["temperature"] = 1.0
+    return replace(base, **given)
+
+
+def _without_num_beams(options: dict[str, Any]) -> dict[str, Any]:
+    """``num_beams`` as SamplingParams says it; one beam is no search, as in transformers."""
+    if "num_beams" not in options:
+        return options
+    rest = {name: value for name, value in options.items() if name != "num_beams"}
+    for name in ("best_of", "use_beam_search"):
+        if name in rest:
+            raise ParameterError(f"{name} says the same as num_beams; give one", param=name)
+    beams = options["num_beams"]
+    return rest if beams == 1 else {**rest, "best_of": beams, "use_beam_search": True}
+
+
+def prompt_rows(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[list[Any], list[str | None]]:
+    """Prompts as (ids or None, text or None) side by side."""
+    if (input_ids is None) == (prompts is None):
+        found = "neither" if prompts is None else "both"
+        raise RequestError(f"{found} of input_ids and prompts given; give token ids or text")
+    if prompts is not None:
+        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+            raise RequestError(f"prompts is of type {type(prompts).__name__}; expected a text or several")
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        for text in texts:
+            if not isinstance(text, str):
+                raise RequestError(
+                    f"a prompt is of type {type(text).__name__}; expected text (ids go into input_ids)"
+                )
+        return [None] * len(texts), list(texts)
+    if hasattr(input_ids, "tolist"):
+        input_ids = input_ids.tolist()
+    if not isinstance(input_ids, (list, tuple)):
+        raise RequestError(
+            f"input_ids is of type {type(input_ids).__name__}; expected a list of token ids, or a list of "
+            "such lists"
+        )
+    flat = bool(input_ids) and all(isinstance(t, (int, np.integer)) for t in input_ids)
+    rows = [input_ids] if flat or not input_ids else list(input_ids)
+    return rows, [None] * len(rows)

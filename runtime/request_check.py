@@ -1,0 +1,96 @@
+"""Whether an engine can serve a request: its prompt's tokens, its length, what needs a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .request_errors import ContextLengthError, ParameterError
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .core_api import EngineInfo
+
+
+def check_request(
+    prompt_ids: Any, params: SamplingParams, info: EngineInfo, default_max_tokens: int | None = None
+) -> tuple[list[int], SamplingParams]:
+    """A prompt as a list of ids and the parameters with ``max_tokens`` resolved.
+
+    Args:
+        default_max_tokens: instead of as many as fit, when ``params`` says nothing; lowered to what fits.
+
+    Raises:
+        ParameterError: ids that are none of the vocabulary, stop strings without a tokenizer.
+        ContextLengthError: prompt and new tokens do not fit into ``max_seq_len``.
+    """
+    ids = check_prompt(prompt_ids, info.vocab_size)
+    limit, asked = info.max_seq_len, params.max_tokens
+    if params.truncate_prompt_tokens is not None:
+        room = max(1, limit - (1 if asked is None else asked))
+        ids = ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
+    least = len(ids) + (1 if asked is None else asked)
+    if least > limit:
+        wanted = f"{asked} new tokens" if asked is not None else "at least one new token"
+        raise ContextLengthError(
+            f"this engine's maximum context length is {limit} tokens, but {least} were requested "
+            f"({len(ids)} in the prompt and {wanted}); shorten the prompt, lower max_tokens, or "
+            "build the engine with a larger --max-seq-len",
+            param="prompt" if len(ids) >= limit else "max_tokens",
+        )
+    if params.stop and info.tokenizer_dir is None:
+        raise ParameterError(
+            "stop strings need a tokenizer, and this engine has none; use stop_token_ids", param="stop"
+        )
+    if params.bad_words and info.tokenizer_dir is None:
+        raise ParameterError(
+            "bad_words need a tokenizer, and this engine has none; use logit_bias", param="bad_words"
+        )
+    _check_token_ids(params, info.vocab_size)
+    if asked is None:
+        asked = min(limit - len(ids), default_max_tokens or limit)
+    resolved = replace(params, max_tokens=asked)
+    return ids, resolved
+
+
+def check_prompt(prompt: Any, vocab_size: int) -> list[int]:
+    """A prompt as a flat list of ids of the vocabulary, at least one; ParameterError for anything else."""
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    try:
+        array = np.asarray(prompt)
+    except ValueError:
+        array = np.asarray(None)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        shown = repr(prompt)
+        raise ParameterError(
+            f"a prompt is {shown if len(shown) < 80 else shown[:77] + '...'}; expected a list of at least "
+            "one token id",
+            param="prompt",
+        )
+    if int(array.min()) < 0 or int(array.max()) >= vocab_size:
+        wrong = next(int(t) for t in array if not 0 <= t < vocab_size)
+        raise ParameterError(
+            f"a prompt holds the token id {wrong}; expected ids from 0 to {vocab_size - 1}", param="prompt"
+        )
+    ids: list[int] = array.tolist()
+    return ids
+
+
+def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise ParameterError for ids that the vocabulary does not have."""
+    given: dict[str, Iterable[int]] = {
+        "stop_token_ids": params.stop_token_ids,
+        "top_p_reset_ids": params.top_p_reset_ids,
+        "allowed_token_ids": params.allowed_token_ids,
+        "logit_bias": params.logit_bias,
+    }
+    for name, tokens in given.items():
+        for token in tokens:
+            if token >= vocab_size:
+                raise ParameterError(
+                    f"{name} holds {token}; expected ids below the vocabulary size {vocab_size}", param=name
+                )
