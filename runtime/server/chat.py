@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..outputs import Update, joined
+from ..param_values import as_integer
 from ..request_errors import ParameterError
+from ..sampling_params import MAX_LOGPROBS
 from .body import parse
 from .errors import ApiError
 from .generation import Generation
@@ -55,6 +57,8 @@ def _check(body: ChatBody) -> None:
     refuse_unserved(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+    if body.top_logprobs is not None:
+        as_integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     if body.tools is not None and not body.tools:
         raise ApiError(400, "tools is an empty list; leave it out instead", "tools")
     if body.tool_choice not in (None, "none") and not body.tools:

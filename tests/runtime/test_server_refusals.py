@@ -39,6 +39,11 @@ BAD = [
     ({"prompt": "x", "length_penalty": 0.5}, 400, "length_penalty"),
     ({"prompt": "x", "typical_p": 0}, 400, "typical_p"),
     ({"prompt": "x", "top_p_decay": 1.5}, 400, "top_p_decay"),
+    ({"prompt": "x", "top_p_min": 0}, 400, "top_p_min"),
+    ({"prompt": "x", "top_p_reset_ids": [1 << 30]}, 400, "top_p_reset_ids"),
+    ({"prompt": "x", "prompt_logprobs": -1}, 400, "prompt_logprobs"),
+    ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+    ({"prompt": "x", "num_speculative_tokens": 65}, 400, "num_speculative_tokens"),
     ({"prompt": "x", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
     ({"prompt": "x", "truncate_prompt_tokens": 5, "echo": True}, 400, "truncate_prompt_tokens"),
     ({"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
@@ -94,6 +99,12 @@ def test_bad_chats_get_their_status(server, body, status):
     answer = post(server, "/v1/chat/completions", **body)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("count", [-1, 101])
+def test_alternatives_of_a_chat_out_of_range_are_refused_by_their_own_name(server, count):
+    answer = post(server, "/v1/chat/completions", messages=USER, logprobs=True, top_logprobs=count)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
 
 
 def test_template_variables_may_have_any_other_name(server):
