@@ -68,12 +68,22 @@ class ProcessorThreads:
             tokens.extend(wish.tokens)
             try:
                 changed = _changed(processors, tokens, wish.logits)
-            except Exception as e:  # its own request ends with it, and no other
-                reason = f"the logits processor failed: {type(e).__name__}: {e}"
+            # Its own request ends with it, and no other. SystemExit too: without an answer the engine would
+            # wait, and all requests with it.
+            except BaseException as e:
+                reason = f"the logits processor failed: {type(e).__name__}: {_text(e)}"
                 core.refuse_logits(request_id, wish.num_output, reason)
             else:
                 core.give_logits(request_id, wish.num_output, changed)
         self._threads.pop(request_id, None)
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says, in characters that UTF-8 has."""
+    try:
+        return str(error).encode("utf-8", "backslashreplace").decode()
+    except Exception:  # somebody else's __str__
+        return "(its text cannot be made)"
 
 
 def _changed(

@@ -73,6 +73,18 @@ def test_processors_come_before_bias_and_one_after_the_other(runner: ModelRunner
     assert result.outputs[0].token_ids == [8, 8, 8]
 
 
+def raising(error: BaseException) -> Any:
+    def process(tokens: list[int], logits: np.ndarray[Any, Any]) -> None:
+        raise error
+
+    return process
+
+
+class _UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
 @pytest.mark.parametrize(
     ("process", "words"),
     [
@@ -81,8 +93,11 @@ def test_processors_come_before_bias_and_one_after_the_other(runner: ModelRunner
         (lambda tokens, logits: logits[:5], r"of shape \(5,\)"),
         (lambda tokens, logits: logits * np.nan, "NaN or"),
         (lambda tokens, logits: np.full_like(logits, -np.inf), "no token is allowed"),
+        (raising(ValueError("\ud800")), r"ValueError: \\ud800"),
+        (raising(_UnspeakableError()), "_UnspeakableError: .its text cannot be made"),
+        (raising(SystemExit(3)), "SystemExit: 3"),
     ],
-    ids=["raises", "none", "short", "nan", "nothing"],
+    ids=["raises", "none", "short", "nan", "nothing", "surrogate", "no text", "exit"],
 )
 def test_a_bad_processor_ends_its_own_request_alone(runner: ModelRunner, process: Any, words: str) -> None:
     good: list[Any] = []
