@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engines.cuda_layout import step_input_bytes
+from ..engines.kernels import PRODUCTS
 from ..engines.kv_cache import block_bytes
 from ..engines.program import BLOCK_TOKENS, Program, Step
 from ..engines.weights_file import layout_bytes
@@ -127,8 +128,10 @@ def _rounded_rows(program: Program) -> list[MemoryItem]:
     """On host, products round their rows into memory beside the arena; all share the largest (CUDA programs
     have values for it).
     """
+    if program.target != "host":
+        return []
     largest = max((rounded_bytes(program, step) for step in program.steps), default=0)
-    note = "of the largest product that rounds its inputs"
+    note = "of the largest product that rounds its inputs; those of bf16 weights on CPUs with AMX alone"
     return [MemoryItem("rounded rows of activations", largest, note)] if largest else []
 
 
@@ -136,18 +139,28 @@ def rounded_bytes(program: Program, step: Step) -> int:
     """Memory for the rows that a step of a host program rounds before its product, in bytes at most.
 
     A row of codes has two floats for each run of inputs under one scale, and a starting sum for each chunk of
-    at least 32; a row in another format has its numbers as floats (cpp/device/host/kernels/table.h).
+    at least 32; a row in another format has its numbers as floats; before bf16 weights a CPU with AMX rounds
+    rows to bf16 (cpp/device/host/kernels/table.h).
     """
-    if step.kernel not in ("quantized_linear", "quantized_gated_linear"):
+    if step.kernel not in PRODUCTS:
         return 0
+    coded = step.kernel.startswith("quantized")
     x_format = str(step.attrs.get("x_format", "float"))
-    if x_format == "float" and not step.attrs.get("has_columns"):
+    if coded and x_format == "float" and not step.attrs.get("has_columns"):
+        return 0
+    if not coded and _weight_dtype(program, step.weights[0]) != "bf16":
         return 0
     shape = next(value.shape for value in program.values if value.name == step.inputs[0])
     limits, width = program.limits, int(shape[-1])
     rows = limits.max_logit_rows if shape[0] == "N" else limits.max_num_tokens
+    if not coded:
+        return rows * (-(-width // 32) | 1) * ALIGNMENT  # an odd number of lines
     if x_format != "int8":
         return rows * aligned(4 * width)
     run = min(int(step.attrs.get(name) or width) for name in ("x_group", "group"))  # type: ignore[arg-type]
     runs, chunks = -(-width // run), -(-run // 32)
     return rows * aligned(aligned(width) + runs * (8 + 4 * chunks))
+
+
+def _weight_dtype(program: Program, name: str) -> str:
+    return next(weight.dtype for weight in program.weights if weight.name == name)

@@ -88,3 +88,13 @@ def test_rounded_rows_are_counted_for_as_many_rows_as_a_step_may_have() -> None:
     assert needed("last", x_format="int8", x_group=0, group=0) == 3 * 704
     assert needed("hidden", x_format="fp8", x_group=128, group=128) == 100 * 576 * 4
     assert needed("hidden", x_format="float") == 0
+
+    def before(dtype: str, x: str) -> int:
+        weight = Weight.model_construct(name="w", dtype=dtype)
+        program = Program.model_construct(limits=limits, values=values, weights=[weight])
+        return rounded_bytes(program, Step(kernel="linear", inputs=[x], weights=["w"]))
+
+    # on a CPU with AMX: 18 lines of 64 bytes, and one to make them odd
+    assert before("bf16", "hidden") == 100 * 19 * 64
+    assert before("bf16", "last") == 3 * 19 * 64
+    assert before("f32", "hidden") == 0
