@@ -104,6 +104,8 @@ class RuntimeOptions:
             least = 0 if name == "max_queue_size" else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise EngineError(f"{name} is {value!r}; expected an integer of at least {least}")
+        if not isinstance(self.lora_modules, Mapping):
+            raise EngineError(f"lora_modules is {self.lora_modules!r}; expected folders by names of adapters")
         for name, known in (
             ("scheduling_policy", SCHEDULING_POLICIES),
             ("capacity_scheduler_policy", CAPACITY_POLICIES),
