@@ -134,12 +134,18 @@ void Engine::turn(StepRecord& record) {
     }
 }
 
-// The guessing may take a device of its own, which the watchdog looks after as well.
+// The guessing may take a device of its own, which the watchdog looks after as well: a drafter reads tokens
+// and parameters, and writes drafts, none of which is touched where requests are ended.
 void Engine::add_drafts(StartedStep& step) {
     const auto begin = Clock::now();
-    enter_device(step);
-    scheduler_.add_drafts(*drafter_, step_cost_);
-    leave_device();
+    const auto wishes = scheduler_.draft_wishes(*drafter_);
+    if (!wishes.empty()) {
+        StepValue value(step_cost_, step.plan->num_decodes, scheduler_.rows_left());
+        enter_device(step);
+        drafter_->draft(wishes, value);
+        leave_device();
+        scheduler_.add_drafts();
+    }
     step.record.draft = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
@@ -158,7 +164,7 @@ bool Engine::start(StartedStep& step) {
     StepRecord& record = step.record;
     record.decode_tokens = step.plan->num_decodes;
     record.draft_tokens = step.plan->num_drafts;
-    record.prefill_tokens = step.plan->num_tokens - step.plan->num_decodes - step.plan->num_drafts;
+    record.prefill_tokens = step.plan->num_prefill_tokens();
     record.logit_rows = step.plan->num_logit_rows;
     record.queried_tokens = step.plan->queried_tokens;
     record.cached_tokens = step.plan->cached_tokens;
@@ -168,6 +174,7 @@ bool Engine::start(StartedStep& step) {
     record.ahead = under_way_.plan != nullptr;
     step.started = Clock::now();
     if (!on_device(step, [&] { runner_.start(*step.plan); })) return false;
+    runner_.count_started(*step.plan);
     record.graph = device_->graph_bucket();
     step.queued = runner_.queued();
     return true;
@@ -237,7 +244,8 @@ void Engine::fail_running(const std::string& failure, bool lost) {
     }
 }
 
-// From here to leave_device() the engine thread reads nothing but the packed step and its block tables.
+// From here to leave_device() the engine thread touches nothing but the packed step and its block tables: the
+// watchdog may end every request meanwhile.
 void Engine::enter_device(const StartedStep& step) {
     const std::lock_guard lock(mutex_);
     on_device_ = step.plan;

@@ -380,19 +380,18 @@ void Scheduler::add_chunk(Request& request) {
         std::max(0, std::min(request.num_computed + tokens, request.most_computed) - request.num_computed);
 }
 
-void Scheduler::add_drafts(Drafter& drafter, const StepCost& cost) {
+std::span<const DraftWish> Scheduler::draft_wishes(Drafter& drafter) {
     drafter_ = &drafter;
-    const int left =
-        std::min(limits_.max_num_tokens - plan_->num_tokens, limits_.max_logit_rows - plan_->num_logit_rows);
     wishes_.clear();
     for (int i = 0; i < plan_->num_decodes; ++i) {
         Request& request = *plan_->chunks[static_cast<size_t>(i)].request;
-        const int room = draft_room(request, std::min(left, drafter.max_tokens()));
+        const int room = draft_room(request, std::min(rows_left(), drafter.max_tokens()));
         if (room > 0) wishes_.push_back({&request, room});
     }
-    if (wishes_.empty()) return;
-    StepValue value(cost, plan_->num_decodes, left);
-    drafter.draft(wishes_, value);
+    return wishes_;
+}
+
+void Scheduler::add_drafts() {
     for (int i = 0; i < plan_->num_decodes; ++i) {
         ScheduledChunk& chunk = plan_->chunks[static_cast<size_t>(i)];
         chunk.num_drafts = place_drafts(*chunk.request);

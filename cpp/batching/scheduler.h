@@ -1,6 +1,7 @@
 // What runs in the next step.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <vector>
@@ -66,6 +67,8 @@ struct StepPlan {
     int cached_tokens = 0;      //               that were found there
     int recomputed_tokens = 0;  // of num_tokens: computed before, and lost by a preemption
     int preemptions = 0;
+
+    [[nodiscard]] int num_prefill_tokens() const { return num_tokens - num_decodes - num_drafts; }
 };
 
 enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens, kAdapters };
@@ -113,8 +116,15 @@ public:
     // The next step, no other being under way; empty chunks only when nothing is left to do. A plan is valid
     // until the call after the next.
     [[nodiscard]] const StepPlan& schedule();
-    // Adds guesses to the plan that schedule() made. `cost`: what steps took so far.
-    void add_drafts(Drafter& drafter, const StepCost& cost);
+    // The requests of the plan that schedule() made to which guesses may be of use.
+    [[nodiscard]] std::span<const DraftWish> draft_wishes(Drafter& drafter);
+    // Tokens that the plan still has room for, with logits.
+    [[nodiscard]] int rows_left() const {
+        return std::min(limits_.max_num_tokens - plan_->num_tokens,
+                        limits_.max_logit_rows - plan_->num_logit_rows);
+    }
+    // Adds to the plan what was drafted for them.
+    void add_drafts();
     // The step behind the one under way, planned last and started. None where that one's tokens must be known
     // first: a request looks at them (Request::needs_host), has to give way to another, or all of them end.
     [[nodiscard]] const StepPlan* schedule_ahead();

@@ -23,8 +23,9 @@ std::string describe_stall(int64_t step, double seconds, const StepPlan& plan, c
     std::string text;
     line(text, "castiron: step %lld has been on the device for %.1f s", static_cast<long long>(step),
          seconds);
-    line(text, "  step: %d decodes, %d prefill tokens, %d rows of logits, %zu block copies", plan.num_decodes,
-         plan.num_tokens - plan.num_decodes, plan.num_logit_rows, plan.copies.size());
+    line(text, "  step: %d decodes, %d drafts, %d prefill tokens, %d rows of logits, %zu block copies",
+         plan.num_decodes, plan.num_drafts, plan.num_prefill_tokens(), plan.num_logit_rows,
+         plan.copies.size());
     line(text, "  KV blocks: %d used, %d cached, %d free, %d promised", pool.used(), pool.cached(),
          pool.free(), pool.promised());
     line(text, "  waiting: %d requests, %lld tokens", scheduler.waiting().size(),

@@ -78,6 +78,9 @@ void StepRunner::pack_tokens(const ScheduledChunk& chunk, int first_row) {
 void StepRunner::start(const StepPlan& plan) {
     for (const BlockCopy& copy : plan.copies) device_.copy_kv_block(copy.from, copy.to);
     run(plan, {token_ids_, positions_, logit_rows_, sequences_, token_sources_});
+}
+
+void StepRunner::count_started(const StepPlan& plan) {
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
         request.num_computed = chunk.end();

@@ -21,9 +21,11 @@ public:
 
     // Lays the plan out as rows of the batch.
     void pack(const StepPlan& plan);
-    // Copies what the plan says and runs the packed batch, or lets the device begin with it (queued); then
-    // counts the plan's tokens as computed. What the device throws passes through.
+    // Copies what the plan says and runs the packed batch, or lets the device begin with it (queued). What
+    // the device throws passes through. Touches no request: the watchdog may end them all meanwhile.
     void start(const StepPlan& plan);
+    // The step was started: its tokens count as computed.
+    void count_started(const StepPlan& plan);
     // Waits until a queued step is done. What the device throws passes through.
     void finish(const StepPlan& plan);
     // Samples a token for every chunk that completes, and ends the requests that reach their end. Behind a

@@ -297,6 +297,11 @@ TEST_CASE(
         }
         CHECK_THROWS_AS(device->start(behind, {two, {}}), std::logic_error);  // which drops what is under way
         CHECK_THROWS_AS(static_cast<void>(device->finish()), std::logic_error);
+        device->start(first.batch(), {sampling, {}});
+        machine.cuda.failures["cuMemcpyDtoDAsync"] = cu::Result::kOutOfMemory;
+        CHECK_THROWS_AS(device->copy_kv_block(0, 1), std::runtime_error);  // so does this
+        machine.cuda.failures.clear();
+        CHECK_THROWS_AS(static_cast<void>(device->finish()), std::logic_error);
 
         machine.first_token = 4;
         device->start(first.batch(), {sampling, {}});

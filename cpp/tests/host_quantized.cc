@@ -245,6 +245,7 @@ TEST_CASE("quantized products take static scales, whole-row groups of either ope
         check_product({.dtype = dtype, .rows = 9, .k = 1100, .n = 20, .group = 128, .offsets = true}, seed++);
         check_product({.dtype = dtype, .rows = 9, .k = 515, .n = 20, .x_group = 64, .half = true}, seed++);
         check_product({.dtype = dtype, .rows = 2, .k = 515, .n = 20, .group = 4, .x_group = 128}, seed++);
+        check_product({.dtype = dtype, .rows = 20, .k = 100, .n = 40, .group = 48}, seed++);
         check_product({.dtype = dtype, .rows = 1, .k = 3, .n = 1, .gated = true}, seed++);
         check_product({.dtype = dtype, .rows = 2, .k = 300, .n = 20, .group = 7, .x_format = "float"},
                       seed++);

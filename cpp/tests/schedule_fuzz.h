@@ -251,6 +251,7 @@ private:
             if (chance(400)) device_->failures = 1;
             if (chance(400)) device_->fails_at_start = runner_->queued();
             if (!on_device([&] { runner_->start(*plan); })) return;
+            runner_->count_started(*plan);
             device_->poisoned_history.clear();
             poisoned_[plan] = poison;
         }
@@ -276,7 +277,7 @@ private:
                 waiting_priorities.insert(life.request->priority());
         }
         const StepPlan& plan = scheduler_->schedule();
-        if (drafter_ != nullptr) scheduler_->add_drafts(*drafter_, step_cost_);
+        if (drafter_ != nullptr) draft(plan);
         check_plan(plan);
         check_progress(plan, before);
         check_preemptions(before, were, waiting_priorities);
@@ -284,6 +285,14 @@ private:
         if (!plan.chunks.empty()) return &plan;
         require(open_ == 0, "a step does nothing while requests are there");
         return nullptr;
+    }
+
+    void draft(const StepPlan& plan) {
+        const auto wishes = scheduler_->draft_wishes(*drafter_);
+        if (wishes.empty()) return;
+        StepValue value(step_cost_, plan.num_decodes, scheduler_->rows_left());
+        drafter_->draft(wishes, value);
+        scheduler_->add_drafts();
     }
 
     const StepPlan* next_plan_ahead() {

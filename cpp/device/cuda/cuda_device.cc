@@ -104,17 +104,19 @@ public:
     }
 
     void copy_kv_block(int from, int to) override {
-        if (from < 0 || to < 0 || from >= num_blocks_ || to >= num_blocks_) {
-            throw std::invalid_argument("KV block out of range");
-        }
-        if (from == to || kv_layout_.block_stride == 0) return;
-        enter();
-        const auto at = [this](int block) {
-            return kv_pool_.get() + static_cast<uint64_t>(block) * kv_layout_.block_stride;
-        };
-        // In the order of the stream: steps before and after see what they should.
-        check(driver_, driver_.copy_on_device(at(to), at(from), kv_layout_.block_stride, stream_.get()),
-              "copying a KV block");
+        or_none_under_way([&] {
+            if (from < 0 || to < 0 || from >= num_blocks_ || to >= num_blocks_) {
+                throw std::invalid_argument("KV block out of range");
+            }
+            if (from == to || kv_layout_.block_stride == 0) return;
+            enter();
+            const auto at = [this](int block) {
+                return kv_pool_.get() + static_cast<uint64_t>(block) * kv_layout_.block_stride;
+            };
+            // In the order of the stream: steps before and after see what they should.
+            check(driver_, driver_.copy_on_device(at(to), at(from), kv_layout_.block_stride, stream_.get()),
+                  "copying a KV block");
+        });
     }
 
     [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
@@ -259,9 +261,20 @@ private:
         results_.fetch_sampled(driver_, rows, arguments_.counts[Dim::kLogprobs] > 0, slot_, stream_.get());
     }
 
-    // Enqueues a step. After an exception none is under way.
-    void begin(const Batch& batch, const SamplingBatch* sampling) {
+    // What Device promises of its calls: after an exception no step is under way.
+    template <typename Call>
+    void or_none_under_way(Call call) {
         try {
+            call();
+        } catch (...) {
+            queue_.drop(driver_, stream_.get());
+            throw;
+        }
+    }
+
+    // Enqueues a step.
+    void begin(const Batch& batch, const SamplingBatch* sampling) {
+        or_none_under_way([&] {
             check_batch(batch, program_->limits, !program_->kv_layers.empty(), num_blocks_);
             check_token_sources(batch, queues() ? sampled_rows_ : 0);
             if (sampling != nullptr) check_sampling(batch, *sampling, program_->vocab_size);
@@ -272,10 +285,7 @@ private:
             if (!batch.token_ids.empty()) enqueue(batch, sampling, counts);
             queue_.push(counts, bucket_);
             sampled_rows_ = sampling != nullptr ? batch.logit_rows.size() : 0;
-        } catch (...) {
-            queue_.drop(driver_, stream_.get());
-            throw;
-        }
+        });
     }
 
     // Waits for the first of the steps under way.

@@ -20,7 +20,6 @@ struct StepUnderWay {
 
 // A step that is alone on the stream is waited for with the stream. Only where another comes behind it an
 // event marks its end.
-
 class StepQueue {
 public:
     StepQueue() = default;

@@ -153,12 +153,17 @@ static void integer_tile_product(IntegerTile t, int64_t rows, int64_t panels, st
     _tile_release();
 }
 
-// Few rows, and steps that no tile has the width of, go by VNNI.
+// Whether whole tiles make up the steps, and reach no further than the zeros that a row ends in.
+CASTIRON_INLINE bool fits_tiles(const Rounding& r) {
+    return r.step >= r.k || (r.step < kCodeDepth ? kCodeDepth % r.step : r.step % kCodeDepth) == 0;
+}
+
+// Few rows, and steps that do not fit tiles, go by VNNI.
 static void tiled_integer_product(const QuantizedArgs& a, int64_t row_begin, int64_t row_end,
                                   int64_t block_begin, int64_t block_end, float* acc, std::byte* unpacked) {
     constexpr int64_t kFewRows = 8;
-    const int64_t rows = row_end - row_begin, per_block = a.gated ? 2 : 1, step = a.rounding.step;
-    if (rows <= kFewRows || (step < a.rounding.k && step > kCodeDepth && step % kCodeDepth != 0)) {
+    const int64_t rows = row_end - row_begin, per_block = a.gated ? 2 : 1;
+    if (rows <= kFewRows || !fits_tiles(a.rounding)) {
         return integer_product(a, row_begin, row_end, block_begin, block_end, acc, unpacked);
     }
     const int64_t panels = (block_end - block_begin) * per_block;

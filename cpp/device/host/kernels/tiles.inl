@@ -34,6 +34,9 @@ CASTIRON_INLINE void shape_tiles(int64_t first, int64_t second, int64_t depth_by
     set(5, second, depth_bytes);
     set(6, depth_bytes / 4, 64);
     set(7, depth_bytes / 4, 64);
+    // GCC's intrinsics name as read the first eight bytes of the shapes, and nothing of a tile: without this,
+    // what was written to either could be left out, or come later.
+    __asm__ volatile("" : : "r"(&shapes) : "memory");
     _tile_loadconfig(&shapes);
 }
 
