@@ -89,6 +89,17 @@ struct alignas(64) Request {
     [[nodiscard]] int max_cached_tokens() const { return prompt_tokens + std::max(max_new_tokens - 1, 0); }
     // Whether logits of prompt tokens are still to come, as such or for their log-probabilities.
     [[nodiscard]] bool wants_context_logits() const { return context_rows_left > 0; }
+    // Whether it goes on by one token: not if a step under way chooses its last one.
+    [[nodiscard]] bool decodes() const {
+        const bool ends = awaited_tokens > 0 && num_output_awaited() >= max_new_tokens;
+        return state == RequestState::kDecoding && !ends;
+    }
+    // The tokens whose keys and values may come from the cache: not the last one, whose logits are needed,
+    // and none whose logits were asked for and are not there yet.
+    [[nodiscard]] std::span<const int32_t> reusable() const {
+        const int most = wants_context_logits() ? prompt_tokens - context_rows_left : num_tokens();
+        return {tokens.data(), static_cast<size_t>(std::min(num_tokens() - 1, most))};
+    }
     // Whether it is served before the other: by priority, then in the order of arrival.
     [[nodiscard]] bool before(const Request& other) const {
         return priority() != other.priority() ? priority() < other.priority() : id < other.id;

@@ -88,8 +88,8 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens, kAda
 //   lowest priority and, among those, with the least computed, which goes back to the queue with its tokens
 //   and its place in the order; nobody is admitted in that step. The first of the running is never the one,
 //   so it reaches its end, and every request is the first at some time. A waiting request takes the place of
-//   running ones of lower priority. A beam search is promised all it can need under either policy and is
-//   never set back: its beams would each have to be computed again.
+//   running ones of lower priority, but not that of their adapter. A beam search is promised all it can need
+//   under either policy and is never set back: its beams would each have to be computed again.
 //
 // - What is left of a step's tokens and rows of logits may go to drafts of the decoding requests, never a KV
 //   block that somebody else was promised or could need to grow by.
@@ -148,20 +148,8 @@ public:
 private:
     void begin_plan();
     void fill_plan();
-    [[nodiscard]] bool has_room_ahead();
     void drop_finished();
-    void make_room();
-    void make_room_for(const Request& request);
-    void preempt(size_t running);
-    [[nodiscard]] size_t victim(size_t first) const;
-    [[nodiscard]] bool has_place_for(const Request& request) const {
-        return running_.size() + extra_beams_ + static_cast<size_t>(request.width()) <= max_running_;
-    }
     void stop_running(Request& request);
-    void admit();
-    [[nodiscard]] bool has_place_for_adapter(const Request& request);
-    [[nodiscard]] bool open(Request& request);
-    [[nodiscard]] bool promise_blocks(Request& request);
     void reuse(Request& request);
     [[nodiscard]] bool computed_by_another(const Request& request) const;
     void count_cached(Request& request, int tokens);
@@ -173,6 +161,20 @@ private:
     void add_prefill(Request& request);
     [[nodiscard]] int draft_room(const Request& request, int most) const;
     [[nodiscard]] int place_drafts(Request& request);
+
+    // scheduler_admission.cc
+    void admit();
+    [[nodiscard]] bool has_place_for(const Request& request) const {
+        return running_.size() + extra_beams_ + static_cast<size_t>(request.width()) <= max_running_;
+    }
+    [[nodiscard]] bool has_place_for_adapter(const Request& request);
+    [[nodiscard]] bool open(Request& request);
+    [[nodiscard]] bool promise_blocks(Request& request);
+    [[nodiscard]] bool has_room_ahead();
+    void make_room();
+    void make_room_for(const Request& request);
+    void preempt(size_t running);
+    [[nodiscard]] size_t victim(size_t first) const;
 
     SchedulerLimits limits_;
     BlockPool& pool_;
