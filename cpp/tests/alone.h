@@ -18,11 +18,11 @@ struct Alone {
     int32_t stop_token = -1;
 };
 
-// On the fake device.
+// On the fake device. shift: that of the request's adapter.
 inline Alone alone(int vocab_size, std::span<const int32_t> prompt, const SamplingParams& params,
-                   uint64_t seed, int max_new_tokens) {
+                   uint64_t seed, int max_new_tokens, int32_t shift = 0) {
     Sampler sampler(vocab_size, vocab_size);
-    std::vector<int32_t> history(prompt.begin(), prompt.end());
+    std::vector<int32_t> history = shifted(prompt, shift);
     std::vector<float> logits(static_cast<size_t>(vocab_size));
     Alone said;
     while (static_cast<int>(said.tokens.size()) < max_new_tokens) {
@@ -35,9 +35,30 @@ inline Alone alone(int vocab_size, std::span<const int32_t> prompt, const Sampli
             break;
         }
         said.tokens.push_back(token);
-        history.push_back(token);
+        history.push_back(token + shift);
     }
     return said;
+}
+
+// The texts that a beam search finds alone.
+inline std::vector<BeamOutput> alone_beams(int vocab_size, std::span<const int32_t> prompt,
+                                           const SamplingParams& params, uint64_t seed, int max_new_tokens,
+                                           int32_t shift) {
+    Sampler sampler(vocab_size, vocab_size);
+    BeamSearch search(params, max_new_tokens);
+    std::vector<float> logits(static_cast<size_t>(vocab_size));
+    do {
+        for (int beam = 0; beam < search.num_live(); ++beam) {
+            const auto output = search.output(beam);
+            std::vector<int32_t> history(prompt.begin(), prompt.end());
+            history.insert(history.end(), output.begin(), output.end());
+            hashed_logits(shifted(history, shift), logits);
+            const SampledToken found =
+                sampler.continuations(logits, {params, seed, prompt, output}, search.continuations(beam));
+            search.set_num_continuations(beam, found.num_top);
+        }
+    } while (search.choose());
+    return search.results();
 }
 
 }  // namespace castiron::testing

@@ -89,6 +89,23 @@ inline SampledRows::Row choose_token(std::span<const float> logits, const RowSam
     return {order.back(), 0};
 }
 
+// What it adds to every token: nobody says under one adapter what he says under another.
+struct FakeAdapter final : Adapter {
+    explicit FakeAdapter(int number) : shift(number * 1000) {}
+    uint64_t bytes() const override { return 1; }
+    int32_t shift;
+};
+
+inline int32_t shift_of(const Adapter* adapter) {
+    return adapter == nullptr ? 0 : dynamic_cast<const FakeAdapter&>(*adapter).shift;
+}
+
+inline std::vector<int32_t> shifted(std::span<const int32_t> tokens, int32_t shift) {
+    std::vector<int32_t> result(tokens.begin(), tokens.end());
+    for (int32_t& token : result) token += shift;
+    return result;
+}
+
 class FakeDevice : public Device {
 public:
     // on_device: it chooses tokens itself. queues: steps can be started, and run when somebody waits for
@@ -103,6 +120,9 @@ public:
         cache_.assign(static_cast<size_t>(num_blocks) * kBlockTokens, kNothing);
     }
     void copy_kv_block(int from, int to) override { copies_.push_back({from, to}); }
+    std::shared_ptr<const Adapter> make_adapter(const LoraModules&) const override {
+        return std::make_shared<FakeAdapter>(++adapters_made_);
+    }
 
     std::span<const float> forward(const Batch& batch) override {
         ++steps;
@@ -211,7 +231,7 @@ public:
     std::atomic<bool> fails_at_start{false};  // the next step that is started throws
     std::atomic<int> steps{0};
     std::chrono::microseconds delay{0};
-    std::vector<int32_t> poisoned_history;  // logits after this history are NaN
+    std::vector<int32_t> poisoned_history;  // logits after this history, as the cache has it, are NaN
 
 private:
     static constexpr int32_t kNothing = -1;
@@ -282,7 +302,8 @@ private:
                 const int position = sequence.start_position + i;
                 require(position < limits_.max_seq_len, "position past max_seq_len");
                 require(batch.positions[static_cast<size_t>(row)] == position, "positions");
-                slot_at(sequence, position) = batch.token_ids[static_cast<size_t>(row)];
+                slot_at(sequence, position) =
+                    batch.token_ids[static_cast<size_t>(row)] + shift_of(sequence.adapter);
             }
             for (int p = sequence.start_position / kBlockTokens;
                  p <= (sequence.start_position + sequence.num_rows - 1) / kBlockTokens; ++p) {
@@ -314,6 +335,7 @@ private:
     std::vector<float> logits_;
     bool on_device_;
     bool queues_;
+    mutable std::atomic<int> adapters_made_{0};
     std::deque<Queued> under_way_;
     std::vector<std::pair<int, int>> copies_;  // of the step that is started next
     std::vector<SampledRows::Row> last_;       // of the step done last

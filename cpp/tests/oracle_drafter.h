@@ -29,10 +29,11 @@ public:
         std::vector<float> logits(static_cast<size_t>(vocab_size_));
         for (const DraftWish& wish : wishes) {
             Request& request = *wish.request;
+            const int32_t shift = shift_of(request.adapter.get());
             std::vector<int32_t> history = request.tokens;
             for (int i = 0; i < wish.room && value.worth(0.9); ++i) {
                 value.add(0.9);
-                hashed_logits(history, logits);
+                hashed_logits(shifted(history, shift), logits);
                 const auto output = std::span(history).subspan(static_cast<size_t>(request.prompt_tokens));
                 const SamplingContext context{request.params, request.seed, request.prompt(), output};
                 int32_t token = sampler_.sample(logits, context, {}).token;

@@ -22,13 +22,14 @@ int main(int argc, char** argv) {
         "the cache, %lld blocks copied, %lld "
         "evicted, %lld of %lld drafts right, %lld preemptions (%lld tokens computed again), %lld cancelled, "
         "%lld device failures, "
-        "%lld poisoned\n",
+        "%lld poisoned, %lld beam searches, %lld requests with adapters\n",
         count, static_cast<long long>(totals.requests), static_cast<long long>(totals.steps),
         static_cast<long long>(totals.ahead), static_cast<long long>(totals.dropped_rows),
         static_cast<long long>(totals.cached_tokens), static_cast<long long>(totals.copies),
         static_cast<long long>(totals.evictions), static_cast<long long>(totals.accepted),
         static_cast<long long>(totals.drafted), static_cast<long long>(totals.preemptions),
         static_cast<long long>(totals.recomputed_tokens), static_cast<long long>(totals.cancelled),
-        static_cast<long long>(totals.failures), static_cast<long long>(totals.poisoned));
+        static_cast<long long>(totals.failures), static_cast<long long>(totals.poisoned),
+        static_cast<long long>(totals.beam_searches), static_cast<long long>(totals.adapted));
     return 0;
 }

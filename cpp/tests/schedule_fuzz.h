@@ -40,12 +40,14 @@ struct FuzzTotals {
     int64_t cancelled = 0;
     int64_t failures = 0;
     int64_t poisoned = 0;
+    int64_t beam_searches = 0;  // that came to their end
+    int64_t adapted = 0;        // requests with an adapter that did
 };
 
 class ScheduleFuzz {
 public:
     ScheduleFuzz(uint32_t seed, FuzzTotals& totals) : random_(seed), totals_(totals) {
-        limits_ = {pick(1, 8), pick(1, 70), pick(1, 8), pick(20, 220)};
+        limits_ = {pick(1, 8), pick(1, 70), pick(1, 8), pick(20, 220), pick(1, 3)};
         policy_ = chance(2) ? CapacityPolicy::kMaxUtilization : CapacityPolicy::kGuaranteedNoEvict;
         priorities_ = chance(2) ? 3 : 1;
         salts_ = chance(3) ? 2 : 1;
@@ -61,6 +63,9 @@ public:
         scheduler_ = std::make_unique<Scheduler>(limits_, *pool_, policy_);
         runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab);
         draw_drafter();
+        if (chance(3)) {
+            for (int i = pick(1, 4); i > 0; --i) adapters_.push_back(device_->make_adapter({}));
+        }
         for (int i = pick(1, 4); i > 0; --i) families_.push_back(random_tokens(limits_.max_seq_len));
     }
 
@@ -170,22 +175,37 @@ private:
         params.context_logits = chance(10);
         if (chance(6)) params.rules.bad_words = {{pick(0, kVocab - 1), pick(0, kVocab - 1)}};
         if (chance(6)) params.num_speculative_tokens = pick(0, 3);
+        if (chance(8)) search_beams(params);
         return params;
     }
 
+    // Short ones, which take long alone.
+    void search_beams(SamplingParams& params) {
+        params.beam_width =
+            pick(1, std::min({limits_.max_batch_size, limits_.max_num_tokens, limits_.max_logit_rows}));
+        params.max_tokens = pick(1, 30);
+        params.min_tokens = 1;  // the host chooses then, to the last bit as alone
+        params.logprobs = -1;
+        params.early_stopping = static_cast<EarlyStopping>(pick(0, 2));
+    }
+
     void arrive() {
-        const SamplingParams params = make_params();
+        SamplingParams params = make_params();
         const auto prompt = make_prompt(limits_.max_seq_len - (params.max_tokens > 0 ? 1 : 0));
         const int room = limits_.max_seq_len - static_cast<int>(prompt.size());
         const int new_tokens = std::min(params.max_tokens, room);
+        if (!fits(static_cast<int>(prompt.size()), new_tokens, params.beam_width)) params.beam_width = 0;
+        const int adapter = pick(0, static_cast<int>(adapters_.size()));
         const CacheUse use{caching_ && !chance(10),
                            pick(0, priorities_ - 1),
-                           {0, static_cast<uint64_t>(pick(0, salts_ - 1))}};
+                           {0, static_cast<uint64_t>(pick(0, salts_ - 1)), adapter}};
         Life life;
         life.request = std::make_unique<Request>(static_cast<RequestId>(lives_.size()) + 1, prompt, params,
                                                  random_(), new_tokens, kVocab, use);
-        scheduler_->check_can_ever_run(life.request->prompt_tokens, new_tokens);
-        if (drafter_ != nullptr && !chance(8)) life.request->draft_state = drafter_->begin(*life.request);
+        if (adapter > 0) life.request->adapter = adapters_[static_cast<size_t>(adapter) - 1];
+        scheduler_->check_can_ever_run(life.request->prompt_tokens, new_tokens, params.beam_width);
+        if (drafter_ != nullptr && params.beam_width == 0 && !chance(8))
+            life.request->draft_state = drafter_->begin(*life.request);
         for (const Life& other : lives_) {
             const Request& theirs = *other.request;
             if (!use.enabled || !theirs.block_table.cache_use().enabled || params.context_logits ||
@@ -227,6 +247,21 @@ private:
         ++totals_.requests;
     }
 
+    bool fits(int prompt_tokens, int new_tokens, int beam_width) {
+        try {
+            scheduler_->check_can_ever_run(prompt_tokens, new_tokens, beam_width);
+            return true;
+        } catch (const std::invalid_argument&) {
+            return false;
+        }
+    }
+
+    // Tokens of it that its blocks in the cache can be for; those of beams are never kept.
+    static int num_kept(const Request& request) {
+        return std::min(request.num_computed,
+                        request.beams == nullptr ? request.num_tokens() : request.prompt_tokens);
+    }
+
     void cancel_one() {
         Life& life = lives_[static_cast<size_t>(pick(0, static_cast<int>(lives_.size()) - 1))];
         if (life.request->state == RequestState::kFinished) return;
@@ -234,7 +269,7 @@ private:
         const bool runs = life.request->state != RequestState::kWaiting;
         life.request->finish(FinishReason::kCancelled);
         if (runs && under_way_ != nullptr) return;  // the end of the step takes it out
-        computed_[life.request.get()] = life.request->num_computed;
+        computed_[life.request.get()] = num_kept(*life.request);
         scheduler_->remove(*life.request);
         ended(life);
     }
@@ -326,7 +361,8 @@ private:
             tokens.size() < static_cast<size_t>(first.end())) {
             return false;
         }
-        device_->poisoned_history.assign(tokens.begin(), tokens.begin() + first.end());
+        device_->poisoned_history = shifted(std::span(tokens).first(static_cast<size_t>(first.end())),
+                                            shift_of(first.request->adapter.get()));
         return true;
     }
 
@@ -370,7 +406,7 @@ private:
     void retire(bool may_fail) {
         std::vector<Life*> gone;
         for (Request* request : scheduler_->running()) {
-            computed_[request] = std::min(request->num_computed, request->num_tokens());
+            computed_[request] = num_kept(*request);
             if (request->state == RequestState::kFinished) gone.push_back(&life_of(*request));
         }
         scheduler_->retire_finished();
@@ -405,8 +441,10 @@ private:
     }
 
     void check_output(const Request& request, const std::string& name) {
+        const int32_t shift = shift_of(request.adapter.get());
+        if (request.beams != nullptr) return check_beams(request, name, shift);
         const Alone expected =
-            alone(kVocab, request.prompt(), request.params, request.seed, request.max_new_tokens);
+            alone(kVocab, request.prompt(), request.params, request.seed, request.max_new_tokens, shift);
         const auto output = request.output();
         const bool early = request.finish_reason == FinishReason::kCancelled ||
                            request.finish_reason == FinishReason::kError;
@@ -417,11 +455,33 @@ private:
         require(output.size() == expected.tokens.size(), name + " ended too early");
         require(request.finish_reason == expected.reason && request.stop_token == expected.stop_token,
                 name + " ended for another reason than alone");
-        if (!request.params.context_logits) return;
+        totals_.adapted += shift != 0;
+        if (request.params.context_logits) check_context_logits(request, name, shift);
+    }
+
+    void check_beams(const Request& request, const std::string& name, int32_t shift) {
+        if (request.finish_reason == FinishReason::kCancelled ||
+            request.finish_reason == FinishReason::kError) {
+            return;
+        }
+        const auto expected = alone_beams(kVocab, request.prompt(), request.params, request.seed,
+                                          request.max_new_tokens, shift);
+        const auto found = request.beams->search.results();
+        const auto same = [](const BeamOutput& a, const BeamOutput& b) {
+            return a.token_ids == b.token_ids && a.logprobs == b.logprobs &&
+                   a.stop_token_id == b.stop_token_id;
+        };
+        require(std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same),
+                name + " does not find what it finds alone");
+        if (request.params.context_logits) check_context_logits(request, name, shift);
+        ++totals_.beam_searches;
+    }
+
+    void check_context_logits(const Request& request, const std::string& name, int32_t shift) {
         std::vector<float> logits(kVocab);
         require(request.context_rows_left == 0, name + " lacks context logits");
         for (size_t row = 0; row < static_cast<size_t>(request.prompt_tokens); ++row) {
-            hashed_logits(request.prompt().first(row + 1), logits);
+            hashed_logits(shifted(request.prompt().first(row + 1), shift), logits);
             require(std::equal(logits.begin(), logits.end(), request.context_logits.get() + row * kVocab),
                     name + " has wrong context logits");
         }
@@ -431,10 +491,10 @@ private:
         int tokens = 0;
         int rows = 0;
         int drafts = 0;
-        std::set<const Request*> moving;
+        std::set<std::pair<const Request*, int>> moving;
         for (const ScheduledChunk& chunk : plan.chunks) {
             const Request& request = *chunk.request;
-            moving.insert(&request);
+            moving.insert({&request, chunk.beam});
             tokens += chunk.num_tokens;
             rows += chunk.num_logits;
             require(request.state != RequestState::kFinished, "a request that has ended is in the step");
@@ -455,7 +515,7 @@ private:
             require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
             for (int p = chunk.start / kBlockTokens; p <= (chunk.start + chunk.num_tokens - 1) / kBlockTokens;
                  ++p) {
-                const int32_t block = request.block_table.blocks()[static_cast<size_t>(p)];
+                const int32_t block = chunk.blocks()[static_cast<size_t>(p)];
                 require(pool_->references(block) == 1 && !pool_->tree().contains(block),
                         "a step writes to a block that is not the request's alone");
             }
@@ -464,8 +524,14 @@ private:
         require(tokens == plan.num_tokens && tokens <= limits_.max_num_tokens, "tokens of the step");
         require(rows == plan.num_logit_rows && rows <= limits_.max_logit_rows, "rows of the step");
         require(moving.size() == plan.chunks.size(), "a request is in the step twice");
-        require(static_cast<int>(scheduler_->running().size()) <= limits_.max_batch_size,
-                "requests of the step");
+        int sequences = 0;
+        std::set<const Adapter*> adapters;
+        for (const Request* request : scheduler_->running()) {
+            sequences += request->width();
+            if (request->adapter != nullptr) adapters.insert(request->adapter.get());
+        }
+        require(sequences <= limits_.max_batch_size, "sequences that run");
+        require(static_cast<int>(adapters.size()) <= limits_.max_loras, "adapters that run");
     }
 
     // Every decode and the first prefill move. (Not in a plan made ahead: a request may be at its end by
@@ -488,20 +554,26 @@ private:
         }
     }
 
-    // Whoever had to go was of the lowest priority and had the least computed, and the first stayed.
+    // Whoever had to go was of the lowest priority and had the least computed, and the first stayed, but
+    // where nobody else could go. Beam searches always stay.
     void check_preemptions(const std::vector<Request*>& before, const std::map<const Request*, Before>& were,
                            const std::set<int32_t>& waiting_priorities) {
+        const auto stays = [&](const Request* request) {
+            return request->beams == nullptr && request->preemptions == were.at(request).preemptions;
+        };
         for (size_t i = 0; i < before.size(); ++i) {
             const Request& gone = *before[i];
             if (gone.preemptions == were.at(&gone).preemptions) continue;
+            require(gone.beams == nullptr, "a beam search was set back");
             require(policy_ == CapacityPolicy::kMaxUtilization,
                     "a request was set back although it had a guarantee");
             const bool outranked =
                 !waiting_priorities.empty() && *waiting_priorities.begin() < gone.priority();
-            require(i > 0 || outranked, "the first running request was set back");
+            require(i > 0 || outranked || std::none_of(before.begin(), before.end(), stays),
+                    "the first running request was set back");
             for (size_t j = 1; j < before.size(); ++j) {
                 const Request& other = *before[j];
-                if (other.preemptions != were.at(&other).preemptions) continue;
+                if (!stays(&other)) continue;
                 require(other.priority() < gone.priority() ||
                             (other.priority() == gone.priority() &&
                              were.at(&other).computed >= were.at(&gone).computed),
@@ -525,11 +597,29 @@ private:
             }
             for (const int32_t block : table.blocks()) ++held[block];
             promised += table.num_blocks() - static_cast<int>(table.blocks().size());
+            const bool runs = life.request->state == RequestState::kPrefilling ||
+                              life.request->state == RequestState::kDecoding;
+            if (life.request->beams != nullptr && runs) promised += count_beams(*life.request, held);
         }
         require(running == scheduler_->running().size(), "the running requests are not those that run");
         require(pool_->used() == static_cast<int>(held.size()), "used blocks");
         require(pool_->promised() == promised, "promised blocks");
         for (const auto& [block, count] : held) require(pool_->references(block) == count, "references");
+    }
+
+    // Adds the blocks that the beams hold behind the prompt's. Returns how many are promised to them: all
+    // that they may need and do not hold.
+    static int count_beams(const Request& request, std::map<int32_t, int>& held) {
+        const auto& [search, tables] = *request.beams;
+        std::set<int32_t> own;
+        for (int beam = 0; tables.branched() && beam < search.num_live(); ++beam) {
+            const auto shared = static_cast<size_t>(request.prompt_tokens / kBlockTokens);
+            for (const int32_t block : tables.blocks(beam).subspan(shared)) {
+                ++held[block];
+                own.insert(block);
+            }
+        }
+        return tables.max_blocks() - static_cast<int>(own.size());
     }
 
     std::mt19937 random_;
@@ -548,6 +638,7 @@ private:
     std::unique_ptr<StepRunner> runner_;
     std::unique_ptr<Drafter> drafter_;  // none: no speculation in this life
     StepCost step_cost_;
+    std::vector<std::shared_ptr<const Adapter>> adapters_;
     std::vector<std::vector<int32_t>> families_;
     std::vector<Life> lives_;                 // request ids are 1 and up
     std::map<const Request*, int> computed_;  // at the last look
