@@ -18,9 +18,9 @@
 #include "batching/step_runner.h"
 #include "speculation/draft_model.h"
 #include "speculation/lookup_drafter.h"
-#include "tests/alone.h"
 #include "tests/fake_device.h"
 #include "tests/oracle_drafter.h"
+#include "tests/schedule_checks.h"
 
 namespace castiron::testing {
 
@@ -96,11 +96,6 @@ private:
         int most_cached = 0;          // tokens that it has in common with somebody
     };
 
-    struct Before {
-        int computed = 0;
-        int preemptions = 0;
-    };
-
     int pick(int low, int high) {
         return low + static_cast<int>(random_() % static_cast<uint32_t>(high - low + 1));
     }
@@ -137,10 +132,6 @@ private:
         }
         if (chance(2)) return;
         for (const int rows : {1, 40}) step_cost_.observe(rows, 1.0);  // a row costs nothing: guess at will
-    }
-
-    static void require(bool holds, const std::string& what) {
-        if (!holds) throw std::runtime_error(what);
     }
 
     // A beginning of something known, the end of it changed or continued at times.
@@ -313,9 +304,9 @@ private:
         }
         const StepPlan& plan = scheduler_->schedule();
         if (drafter_ != nullptr) draft(plan);
-        check_plan(plan);
-        check_progress(plan, before);
-        check_preemptions(before, were, waiting_priorities);
+        check_plan(plan, limits_, *scheduler_, *pool_);
+        check_progress(plan, *scheduler_, before);
+        check_preemptions(policy_, before, were, waiting_priorities);
         count(plan);
         if (!plan.chunks.empty()) return &plan;
         require(open_ == 0, "a step does nothing while requests are there");
@@ -335,7 +326,7 @@ private:
         if (plan == nullptr) return nullptr;
         require(plan != under_way_ && !plan->chunks.empty() && plan->preemptions == 0,
                 "a plan that cannot be made ahead");
-        check_plan(*plan);
+        check_plan(*plan, limits_, *scheduler_, *pool_);
         count(*plan);
         return plan;
     }
@@ -414,7 +405,9 @@ private:
             life->failed_allowed = may_fail;
             ended(*life);
         }
-        check_accounts();
+        std::vector<const Request*> all;
+        for (const Life& life : lives_) all.push_back(life.request.get());
+        check_accounts(all, *scheduler_, *pool_);
     }
 
     Life& life_of(const Request& request) { return lives_[static_cast<size_t>(request.id) - 1]; }
@@ -426,7 +419,11 @@ private:
         if (request.finish_reason == FinishReason::kError) {
             require(life.failed_allowed, name + " failed: " + request.error);
         }
-        check_output(request, name);
+        check_output(request, name, kVocab);
+        const bool ended_well =
+            request.finish_reason == FinishReason::kStop || request.finish_reason == FinishReason::kLength;
+        totals_.beam_searches += ended_well && request.beams != nullptr;
+        totals_.adapted += ended_well && request.adapter != nullptr;
         require(request.cached_tokens <= life.most_cached,
                 name + " took " + std::to_string(request.cached_tokens) + " tokens from the cache, and has " +
                     std::to_string(life.most_cached) + " in common with others");
@@ -438,188 +435,6 @@ private:
                                                         " tokens from the cache, which had " +
                                                         std::to_string(life.least_cached));
         }
-    }
-
-    void check_output(const Request& request, const std::string& name) {
-        const int32_t shift = shift_of(request.adapter.get());
-        if (request.beams != nullptr) return check_beams(request, name, shift);
-        const Alone expected =
-            alone(kVocab, request.prompt(), request.params, request.seed, request.max_new_tokens, shift);
-        const auto output = request.output();
-        const bool early = request.finish_reason == FinishReason::kCancelled ||
-                           request.finish_reason == FinishReason::kError;
-        require(output.size() <= expected.tokens.size() &&
-                    std::equal(output.begin(), output.end(), expected.tokens.begin()),
-                name + " does not say what it says alone");
-        if (early) return;
-        require(output.size() == expected.tokens.size(), name + " ended too early");
-        require(request.finish_reason == expected.reason && request.stop_token == expected.stop_token,
-                name + " ended for another reason than alone");
-        totals_.adapted += shift != 0;
-        if (request.params.context_logits) check_context_logits(request, name, shift);
-    }
-
-    void check_beams(const Request& request, const std::string& name, int32_t shift) {
-        if (request.finish_reason == FinishReason::kCancelled ||
-            request.finish_reason == FinishReason::kError) {
-            return;
-        }
-        const auto expected = alone_beams(kVocab, request.prompt(), request.params, request.seed,
-                                          request.max_new_tokens, shift);
-        const auto found = request.beams->search.results();
-        const auto same = [](const BeamOutput& a, const BeamOutput& b) {
-            return a.token_ids == b.token_ids && a.logprobs == b.logprobs &&
-                   a.stop_token_id == b.stop_token_id;
-        };
-        require(std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same),
-                name + " does not find what it finds alone");
-        if (request.params.context_logits) check_context_logits(request, name, shift);
-        ++totals_.beam_searches;
-    }
-
-    void check_context_logits(const Request& request, const std::string& name, int32_t shift) {
-        std::vector<float> logits(kVocab);
-        require(request.context_rows_left == 0, name + " lacks context logits");
-        for (size_t row = 0; row < static_cast<size_t>(request.prompt_tokens); ++row) {
-            hashed_logits(shifted(request.prompt().first(row + 1), shift), logits);
-            require(std::equal(logits.begin(), logits.end(), request.context_logits.get() + row * kVocab),
-                    name + " has wrong context logits");
-        }
-    }
-
-    void check_plan(const StepPlan& plan) {
-        int tokens = 0;
-        int rows = 0;
-        int drafts = 0;
-        std::set<std::pair<const Request*, int>> moving;
-        for (const ScheduledChunk& chunk : plan.chunks) {
-            const Request& request = *chunk.request;
-            moving.insert({&request, chunk.beam});
-            tokens += chunk.num_tokens;
-            rows += chunk.num_logits;
-            require(request.state != RequestState::kFinished, "a request that has ended is in the step");
-            require(chunk.num_pending() > 0 && chunk.num_pending() <= request.num_pending() &&
-                        chunk.start == request.num_computed && chunk.request_pending == request.num_pending(),
-                    "a chunk of a wrong size");
-            require(static_cast<size_t>(chunk.num_drafts) == request.drafts.size(), "drafts of a chunk");
-            drafts += chunk.num_drafts;
-            if (chunk.num_drafts > 0) {
-                const int most = request.params.num_speculative_tokens;
-                require(request.state == RequestState::kDecoding && chunk.num_logits == chunk.num_tokens,
-                        "drafts that nobody can check");
-                require(chunk.num_drafts < request.max_new_tokens - request.num_output(),
-                        "drafts behind the last token");
-                require(request.draft_state != nullptr && (most < 0 || chunk.num_drafts <= most),
-                        "drafts that nobody wanted");
-            }
-            require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
-            for (int p = chunk.start / kBlockTokens; p <= (chunk.start + chunk.num_tokens - 1) / kBlockTokens;
-                 ++p) {
-                const int32_t block = chunk.blocks()[static_cast<size_t>(p)];
-                require(pool_->references(block) == 1 && !pool_->tree().contains(block),
-                        "a step writes to a block that is not the request's alone");
-            }
-        }
-        require(drafts == plan.num_drafts, "drafts of the step");
-        require(tokens == plan.num_tokens && tokens <= limits_.max_num_tokens, "tokens of the step");
-        require(rows == plan.num_logit_rows && rows <= limits_.max_logit_rows, "rows of the step");
-        require(moving.size() == plan.chunks.size(), "a request is in the step twice");
-        int sequences = 0;
-        std::set<const Adapter*> adapters;
-        for (const Request* request : scheduler_->running()) {
-            sequences += request->width();
-            if (request->adapter != nullptr) adapters.insert(request->adapter.get());
-        }
-        require(sequences <= limits_.max_batch_size, "sequences that run");
-        require(static_cast<int>(adapters.size()) <= limits_.max_loras, "adapters that run");
-    }
-
-    // Every decode and the first prefill move. (Not in a plan made ahead: a request may be at its end by
-    // then, or wait for what the step under way computes.)
-    void check_progress(const StepPlan& plan, const std::vector<Request*>& before) {
-        std::set<const Request*> moving;
-        for (const ScheduledChunk& chunk : plan.chunks) moving.insert(chunk.request);
-        bool first_prefill = true;
-        const Request* previous = nullptr;
-        for (const Request* request : scheduler_->running()) {
-            require(previous == nullptr || previous->before(*request),
-                    "the running requests are out of order");
-            previous = request;
-            if (request->state == RequestState::kDecoding) {
-                require(moving.contains(request), "a decoding request stands still");
-            } else if (std::find(before.begin(), before.end(), request) != before.end() &&
-                       std::exchange(first_prefill, false)) {
-                require(moving.contains(request), "the first prefill stands still");
-            }
-        }
-    }
-
-    // Whoever had to go was of the lowest priority and had the least computed, and the first stayed, but
-    // where nobody else could go. Beam searches always stay.
-    void check_preemptions(const std::vector<Request*>& before, const std::map<const Request*, Before>& were,
-                           const std::set<int32_t>& waiting_priorities) {
-        const auto stays = [&](const Request* request) {
-            return request->beams == nullptr && request->preemptions == were.at(request).preemptions;
-        };
-        for (size_t i = 0; i < before.size(); ++i) {
-            const Request& gone = *before[i];
-            if (gone.preemptions == were.at(&gone).preemptions) continue;
-            require(gone.beams == nullptr, "a beam search was set back");
-            require(policy_ == CapacityPolicy::kMaxUtilization,
-                    "a request was set back although it had a guarantee");
-            const bool outranked =
-                !waiting_priorities.empty() && *waiting_priorities.begin() < gone.priority();
-            require(i > 0 || outranked || std::none_of(before.begin(), before.end(), stays),
-                    "the first running request was set back");
-            for (size_t j = 1; j < before.size(); ++j) {
-                const Request& other = *before[j];
-                if (!stays(&other)) continue;
-                require(other.priority() < gone.priority() ||
-                            (other.priority() == gone.priority() &&
-                             were.at(&other).computed >= were.at(&gone).computed),
-                        "another request had less to lose");
-            }
-        }
-    }
-
-    void check_accounts() {
-        pool_->check_integrity();
-        std::map<int32_t, int> held;
-        int promised = 0;
-        size_t running = 0;
-        for (const Life& life : lives_) {
-            const BlockTable& table = life.request->block_table;
-            running += life.request->state == RequestState::kPrefilling ||
-                       life.request->state == RequestState::kDecoding;
-            if (life.request->state == RequestState::kFinished ||
-                life.request->state == RequestState::kWaiting) {
-                require(table.num_blocks() == 0, "a request that does not run holds blocks");
-            }
-            for (const int32_t block : table.blocks()) ++held[block];
-            promised += table.num_blocks() - static_cast<int>(table.blocks().size());
-            const bool runs = life.request->state == RequestState::kPrefilling ||
-                              life.request->state == RequestState::kDecoding;
-            if (life.request->beams != nullptr && runs) promised += count_beams(*life.request, held);
-        }
-        require(running == scheduler_->running().size(), "the running requests are not those that run");
-        require(pool_->used() == static_cast<int>(held.size()), "used blocks");
-        require(pool_->promised() == promised, "promised blocks");
-        for (const auto& [block, count] : held) require(pool_->references(block) == count, "references");
-    }
-
-    // Adds the blocks that the beams hold behind the prompt's. Returns how many are promised to them: all
-    // that they may need and do not hold.
-    static int count_beams(const Request& request, std::map<int32_t, int>& held) {
-        const auto& [search, tables] = *request.beams;
-        std::set<int32_t> own;
-        for (int beam = 0; tables.branched() && beam < search.num_live(); ++beam) {
-            const auto shared = static_cast<size_t>(request.prompt_tokens / kBlockTokens);
-            for (const int32_t block : tables.blocks(beam).subspan(shared)) {
-                ++held[block];
-                own.insert(block);
-            }
-        }
-        return tables.max_blocks() - static_cast<int>(own.size());
     }
 
     std::mt19937 random_;

@@ -1,0 +1,213 @@
+// What must hold of a scheduler at every step, and of what its requests said: each against what it says
+// alone, and accounts made anew from what everybody holds. All throw std::runtime_error that says what is
+// wrong.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "batching/scheduler.h"
+#include "tests/alone.h"
+#include "tests/fake_device.h"
+
+namespace castiron::testing {
+
+inline void require(bool holds, const std::string& what) {
+    if (!holds) throw std::runtime_error(what);
+}
+
+inline void check_context_logits(const Request& request, const std::string& name, int vocab_size) {
+    const auto vocab = static_cast<size_t>(vocab_size);
+    const int32_t shift = shift_of(request.adapter.get());
+    std::vector<float> logits(vocab);
+    require(request.context_rows_left == 0, name + " lacks context logits");
+    for (size_t row = 0; row < static_cast<size_t>(request.prompt_tokens); ++row) {
+        hashed_logits(shifted(request.prompt().first(row + 1), shift), logits);
+        require(std::equal(logits.begin(), logits.end(), request.context_logits.get() + row * vocab),
+                name + " has wrong context logits");
+    }
+}
+
+inline void check_beams(const Request& request, const std::string& name, int vocab_size) {
+    if (request.finish_reason == FinishReason::kCancelled || request.finish_reason == FinishReason::kError) {
+        return;
+    }
+    const auto expected = alone_beams(vocab_size, request.prompt(), request.params, request.seed,
+                                      request.max_new_tokens, shift_of(request.adapter.get()));
+    const auto found = request.beams->search.results();
+    const auto same = [](const BeamOutput& a, const BeamOutput& b) {
+        return a.token_ids == b.token_ids && a.logprobs == b.logprobs && a.stop_token_id == b.stop_token_id;
+    };
+    require(std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same),
+            name + " does not find what it finds alone");
+    if (request.params.context_logits) check_context_logits(request, name, vocab_size);
+}
+
+// What it said, against what it says alone; of one that did not come to its end, the beginning.
+inline void check_output(const Request& request, const std::string& name, int vocab_size) {
+    const int32_t shift = shift_of(request.adapter.get());
+    if (request.beams != nullptr) return check_beams(request, name, vocab_size);
+    const Alone expected =
+        alone(vocab_size, request.prompt(), request.params, request.seed, request.max_new_tokens, shift);
+    const auto output = request.output();
+    const bool early =
+        request.finish_reason == FinishReason::kCancelled || request.finish_reason == FinishReason::kError;
+    require(output.size() <= expected.tokens.size() &&
+                std::equal(output.begin(), output.end(), expected.tokens.begin()),
+            name + " does not say what it says alone");
+    if (early) return;
+    require(output.size() == expected.tokens.size(), name + " ended too early");
+    require(request.finish_reason == expected.reason && request.stop_token == expected.stop_token,
+            name + " ended for another reason than alone");
+    if (request.params.context_logits) check_context_logits(request, name, vocab_size);
+}
+
+inline void check_plan(const StepPlan& plan, const SchedulerLimits& limits, const Scheduler& scheduler,
+                       const BlockPool& pool) {
+    int tokens = 0;
+    int rows = 0;
+    int drafts = 0;
+    std::set<std::pair<const Request*, int>> moving;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        const Request& request = *chunk.request;
+        moving.insert({&request, chunk.beam});
+        tokens += chunk.num_tokens;
+        rows += chunk.num_logits;
+        require(request.state != RequestState::kFinished, "a request that has ended is in the step");
+        require(chunk.num_pending() > 0 && chunk.num_pending() <= request.num_pending() &&
+                    chunk.start == request.num_computed && chunk.request_pending == request.num_pending(),
+                "a chunk of a wrong size");
+        require(static_cast<size_t>(chunk.num_drafts) == request.drafts.size(), "drafts of a chunk");
+        drafts += chunk.num_drafts;
+        if (chunk.num_drafts > 0) {
+            const int most = request.params.num_speculative_tokens;
+            require(request.state == RequestState::kDecoding && chunk.num_logits == chunk.num_tokens,
+                    "drafts that nobody can check");
+            require(chunk.num_drafts < request.max_new_tokens - request.num_output(),
+                    "drafts behind the last token");
+            require(request.draft_state != nullptr && (most < 0 || chunk.num_drafts <= most),
+                    "drafts that nobody wanted");
+        }
+        require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
+        for (int p = chunk.start / kBlockTokens; p <= (chunk.start + chunk.num_tokens - 1) / kBlockTokens;
+             ++p) {
+            const int32_t block = chunk.blocks()[static_cast<size_t>(p)];
+            require(pool.references(block) == 1 && !pool.tree().contains(block),
+                    "a step writes to a block that is not the request's alone");
+        }
+    }
+    require(drafts == plan.num_drafts, "drafts of the step");
+    require(tokens == plan.num_tokens && tokens <= limits.max_num_tokens, "tokens of the step");
+    require(rows == plan.num_logit_rows && rows <= limits.max_logit_rows, "rows of the step");
+    require(moving.size() == plan.chunks.size(), "a request is in the step twice");
+    int sequences = 0;
+    std::set<const Adapter*> adapters;
+    for (const Request* request : scheduler.running()) {
+        sequences += request->width();
+        if (request->adapter != nullptr) adapters.insert(request->adapter.get());
+    }
+    require(sequences <= limits.max_batch_size, "sequences that run");
+    require(static_cast<int>(adapters.size()) <= limits.max_loras, "adapters that run");
+}
+
+// Every decode and the first prefill move. (Not in a plan made ahead: a request may be at its end by
+// then, or wait for what the step under way computes.)
+inline void check_progress(const StepPlan& plan, const Scheduler& scheduler,
+                           const std::vector<Request*>& before) {
+    std::set<const Request*> moving;
+    for (const ScheduledChunk& chunk : plan.chunks) moving.insert(chunk.request);
+    bool first_prefill = true;
+    const Request* previous = nullptr;
+    for (const Request* request : scheduler.running()) {
+        require(previous == nullptr || previous->before(*request), "the running requests are out of order");
+        previous = request;
+        if (request->state == RequestState::kDecoding) {
+            require(moving.contains(request), "a decoding request stands still");
+        } else if (std::find(before.begin(), before.end(), request) != before.end() &&
+                   std::exchange(first_prefill, false)) {
+            require(moving.contains(request), "the first prefill stands still");
+        }
+    }
+}
+
+// A running request before a step was planned.
+struct Before {
+    int computed = 0;
+    int preemptions = 0;
+};
+
+// Whoever had to go was of the lowest priority and had the least computed, and the first stayed, but
+// where nobody else could go. Beam searches always stay.
+inline void check_preemptions(CapacityPolicy policy, const std::vector<Request*>& before,
+                              const std::map<const Request*, Before>& were,
+                              const std::set<int32_t>& waiting_priorities) {
+    const auto stays = [&](const Request* request) {
+        return request->beams == nullptr && request->preemptions == were.at(request).preemptions;
+    };
+    for (size_t i = 0; i < before.size(); ++i) {
+        const Request& gone = *before[i];
+        if (gone.preemptions == were.at(&gone).preemptions) continue;
+        require(gone.beams == nullptr, "a beam search was set back");
+        require(policy == CapacityPolicy::kMaxUtilization,
+                "a request was set back although it had a guarantee");
+        const bool outranked = !waiting_priorities.empty() && *waiting_priorities.begin() < gone.priority();
+        require(i > 0 || outranked || std::none_of(before.begin(), before.end(), stays),
+                "the first running request was set back");
+        for (size_t j = 1; j < before.size(); ++j) {
+            const Request& other = *before[j];
+            if (!stays(&other)) continue;
+            require(
+                other.priority() < gone.priority() || (other.priority() == gone.priority() &&
+                                                       were.at(&other).computed >= were.at(&gone).computed),
+                "another request had less to lose");
+        }
+    }
+}
+
+// Adds the blocks that the beams hold behind the prompt's. Returns how many are promised to them: all
+// that they may need and do not hold.
+inline int count_beams(const Request& request, std::map<int32_t, int>& held) {
+    const auto& [search, tables] = *request.beams;
+    std::set<int32_t> own;
+    for (int beam = 0; tables.branched() && beam < search.num_live(); ++beam) {
+        const auto shared = static_cast<size_t>(request.prompt_tokens / kBlockTokens);
+        for (const int32_t block : tables.blocks(beam).subspan(shared)) {
+            ++held[block];
+            own.insert(block);
+        }
+    }
+    return tables.max_blocks() - static_cast<int>(own.size());
+}
+
+inline void check_accounts(std::span<const Request* const> requests, const Scheduler& scheduler,
+                           const BlockPool& pool) {
+    pool.check_integrity();
+    std::map<int32_t, int> held;
+    int promised = 0;
+    size_t running = 0;
+    for (const Request* request : requests) {
+        const BlockTable& table = request->block_table;
+        running += request->state == RequestState::kPrefilling || request->state == RequestState::kDecoding;
+        if (request->state == RequestState::kFinished || request->state == RequestState::kWaiting) {
+            require(table.num_blocks() == 0, "a request that does not run holds blocks");
+        }
+        for (const int32_t block : table.blocks()) ++held[block];
+        promised += table.num_blocks() - static_cast<int>(table.blocks().size());
+        const bool runs =
+            request->state == RequestState::kPrefilling || request->state == RequestState::kDecoding;
+        if (request->beams != nullptr && runs) promised += count_beams(*request, held);
+    }
+    require(running == scheduler.running().size(), "the running requests are not those that run");
+    require(pool.used() == static_cast<int>(held.size()), "used blocks");
+    require(pool.promised() == promised, "promised blocks");
+    for (const auto& [block, count] : held) require(pool.references(block) == count, "references");
+}
+
+}  // namespace castiron::testing
