@@ -1,0 +1,129 @@
+"""What the prefix cache saves and what preemption costs, on one engine.
+
+    python benchmarks/kv_reuse.py ENGINE [--users 8] [--turns 10] [--sharing 256] [--json FILE]
+
+chat          users talk in turns; every turn sends the whole conversation again. Prompt tokens computed, and
+              the median time to the first token of the last turn, with and without the cache.
+shared prefix requests at once that begin with the same 1,000 tokens: requests/s with and without the cache
+              (without: an eighth of them, because the rate is all that counts).
+preemption    32 requests in a KV pool for all of them, and in one of half the size under max_utilization:
+              output tokens/s.
+
+Token ids are random, decoding is greedy, EOS is ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from castiron import ModelRunner
+
+_SYSTEM, _QUESTION, _ANSWER = 200, 48, 48  # tokens
+_PREFIX, _OWN, _SHORT = 1000, 24, 8
+
+
+def some_ids(count: int) -> list[int]:
+    return [random.randrange(100, 40000) for _ in range(count)]
+
+
+def chat(engine: str, users: int, turns: int, reuse: bool) -> tuple[int, float]:
+    """Prompt tokens computed in all turns; seconds to the first token in the last one, median over users."""
+    random.seed(1)
+    with ModelRunner.from_dir(engine, enable_prefix_caching=reuse) as runner:
+        system = some_ids(_SYSTEM)
+        histories = [[*system] for _ in range(users)]
+        first: dict[int, float] = {}
+        for _ in range(turns):
+            for history in histories:
+                history += some_ids(_QUESTION)
+            first, began = {}, time.perf_counter()
+            stream = runner.generate(
+                input_ids=histories, max_new_tokens=_ANSWER, ignore_eos=True, streaming=True
+            )
+            answers: dict[int, list[int]] = {}
+            for partial in stream:
+                first.setdefault(partial.index, time.perf_counter() - began)
+                answers[partial.index] = list(partial.outputs[0].token_ids)
+            for user, history in enumerate(histories):
+                history += answers[user]
+        return runner.stats()["prompt_tokens"], statistics.median(first.values())
+
+
+def shared_prefix(engine: str, requests: int, reuse: bool) -> float:
+    """Requests/s."""
+    random.seed(2)
+    prefix = some_ids(_PREFIX)
+    prompts = [[*prefix, *some_ids(_OWN)] for _ in range(requests)]
+    with ModelRunner.from_dir(engine, enable_prefix_caching=reuse) as runner:
+        runner.generate(input_ids=some_ids(64), max_new_tokens=2)
+        began = time.perf_counter()
+        runner.generate(input_ids=prompts, max_new_tokens=_SHORT, ignore_eos=True)
+        return requests / (time.perf_counter() - began)
+
+
+def preemption(engine: str, share: float) -> tuple[float, int]:
+    """Output tokens/s of 32 requests with `share` of the blocks they need, and how often one was set back."""
+    random.seed(3)
+    requests, prompt, new = 32, 128, 256
+    blocks = int(requests * -(-(prompt + new) // 32) * share)
+    with ModelRunner.from_dir(
+        engine,
+        kv_cache_blocks=blocks,
+        capacity_scheduler_policy="max_utilization",
+        enable_prefix_caching=False,
+    ) as runner:
+        prompts = [some_ids(prompt) for _ in range(requests)]
+        began = time.perf_counter()
+        runner.generate(input_ids=prompts, max_new_tokens=new, ignore_eos=True)
+        return requests * new / (time.perf_counter() - began), runner.stats()["preemptions"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine")
+    parser.add_argument("--users", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--sharing", type=int, default=256, help="requests of the shared prefix")
+    parser.add_argument("--json", type=Path)
+    a = parser.parse_args()
+
+    warm_tokens, warm_first = chat(a.engine, a.users, a.turns, True)
+    cold_tokens, cold_first = chat(a.engine, a.users, a.turns, False)
+    shared, alone = shared_prefix(a.engine, a.sharing, True), shared_prefix(a.engine, a.sharing // 8, False)
+    ample, _ = preemption(a.engine, 1.0)
+    scarce, set_back = preemption(a.engine, 0.5)
+    report: dict[str, Any] = {
+        "chat": {
+            "prompt_tokens": {"reuse": warm_tokens, "none": cold_tokens, "ratio": cold_tokens / warm_tokens},
+            "first_token_s": {"reuse": warm_first, "none": cold_first, "ratio": warm_first / cold_first},
+        },
+        "shared_prefix": {"reuse": shared, "none": alone, "ratio": shared / alone},
+        "preemption": {"ample": ample, "scarce": scarce, "set_back": set_back, "ratio": scarce / ample},
+    }
+    print(
+        f"chat, {a.users} users, {a.turns} turns: {warm_tokens} prompt tokens computed instead of "
+        f"{cold_tokens} ({cold_tokens / warm_tokens:.1f} times fewer); first token of the last turn after "
+        f"{warm_first * 1e3:.0f} ms instead of {cold_first * 1e3:.0f} ({warm_first / cold_first:.2f})"
+    )
+    print(
+        f"{a.sharing} requests with {_PREFIX} tokens in common: {shared:.1f} requests/s instead of "
+        f"{alone:.1f} ({shared / alone:.1f} times)"
+    )
+    print(
+        f"half the KV blocks: {scarce:.0f} output tokens/s instead of {ample:.0f} ({scarce / ample:.2f}), "
+        f"{set_back} times a request was set back"
+    )
+    if a.json:
+        a.json.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
