@@ -123,7 +123,7 @@ def lose_device(path: Path, function: str, code: int, at_call: int) -> dict[str,
     [
         ("cuStreamSynchronize", ILLEGAL_ADDRESS, 1, "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("cuGraphLaunch", LAUNCH_FAILED, 2, "CUDA_ERROR_LAUNCH_FAILED"),
-        ("cuStreamSynchronize", ECC, 3, "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("cuEventSynchronize", ECC, 3, "CUDA_ERROR_ECC_UNCORRECTABLE"),
     ],
 )
 def test_a_lost_device_ends_every_request_and_says_so_to_later_ones(
