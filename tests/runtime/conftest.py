@@ -1,4 +1,4 @@
-"""The server that most tests of the API share, over a core that answers at once."""
+"""What tests share: a server over a core that answers at once, and the tiny engine in the real core."""
 
 from __future__ import annotations
 
@@ -16,3 +16,29 @@ def folder(tmp_path_factory):
 def server(folder):
     with live_server.serve(tokenizer_dir=folder) as (url, service):
         yield url, service
+
+
+@pytest.fixture(scope="session")
+def engine_folder(tmp_path_factory):
+    """The tiny engine of tests/engines; not to be changed."""
+    from core_engine import tiny
+
+    return tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False)
+
+
+@pytest.fixture
+def start(engine_folder):
+    """Starts the core on that engine, with options; shuts down all that were started."""
+    from castiron.runtime import _core
+    from core_engine import arguments
+
+    started = []
+
+    def make(**options):
+        given = arguments(engine_folder)
+        started.append(_core.Engine(**{**given, "options": {**given["options"], **options}}))
+        return started[-1]
+
+    yield make
+    for core in started:
+        core.shutdown()

@@ -15,18 +15,13 @@ from core_engine import arguments, finish, generate, params, prompt, tiny
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False)  # type: ignore[no-any-return]
-
-
-@pytest.fixture(scope="module")
 def model() -> Any:
     return tiny.TinyModel()
 
 
 @pytest.fixture
-def core(folder: Path) -> Iterator[Any]:
-    engine = _core.Engine(**arguments(folder))
+def core(engine_folder: Path) -> Iterator[Any]:
+    engine = _core.Engine(**arguments(engine_folder))
     yield engine
     engine.shutdown()
 
@@ -111,8 +106,8 @@ def test_a_context_that_is_full_ends_with_length(core: Any) -> None:
     assert outcome.finish_reason == "length"
 
 
-def test_ids_from_vocab_limit_on_are_never_chosen(folder: Path) -> None:
-    made = arguments(folder)
+def test_ids_from_vocab_limit_on_are_never_chosen(engine_folder: Path) -> None:
+    made = arguments(engine_folder)
     made["options"] = {"vocab_limit": 10}
     core = _core.Engine(**made)
     outcome = generate(core, [1, 2, 3], temperature=5.0, max_tokens=80)
@@ -142,8 +137,8 @@ def test_poll_lets_other_threads_run_and_wakes_up_for_news(core: Any) -> None:
     assert time.monotonic() - begin < 20.0
 
 
-def test_shutdown_cancels_and_later_calls_say_so(folder: Path) -> None:
-    core = _core.Engine(**arguments(folder))
+def test_shutdown_cancels_and_later_calls_say_so(engine_folder: Path) -> None:
+    core = _core.Engine(**arguments(engine_folder))
     ids = [core.submit(prompt([1]), params(max_tokens=95)) for _ in range(50)]
     core.shutdown()
     outcomes = finish(core, ids, seconds=5)
@@ -153,8 +148,8 @@ def test_shutdown_cancels_and_later_calls_say_so(folder: Path) -> None:
     core.shutdown()
 
 
-def test_a_full_queue_is_its_own_error(folder: Path) -> None:
-    made = arguments(folder)
+def test_a_full_queue_is_its_own_error(engine_folder: Path) -> None:
+    made = arguments(engine_folder)
     made["options"] = {"max_queue_size": 2, "max_batch_size": 1}
     core = _core.Engine(**made)
 

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from castiron.runtime import _core
-from core_engine import arguments, finish, params, prompt, tiny
+from core_engine import finish, params, prompt
 
 TOKENS = [(11 * i + 2) % 50 for i in range(90)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False)  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def start(folder: Path) -> Iterator[Any]:
-    started = []
-
-    def make(**options: Any) -> Any:
-        given = arguments(folder)
-        started.append(_core.Engine(**{**given, "options": {**given["options"], **options}}))
-        return started[-1]
-
-    yield make
-    for core in started:
-        core.shutdown()
 
 
 def run(core: Any, tokens: list[int], salt: bytes = b"", **fields: Any) -> tuple[Any, int]:

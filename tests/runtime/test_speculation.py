@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from castiron.runtime import _core
-from core_engine import arguments, finish, generate, params, prompt, tiny
+from core_engine import arguments, finish, generate, params, prompt
 
 from castiron import ModelRunner
 from castiron.errors import EngineError, RequestError
@@ -31,25 +30,6 @@ FIELDS: list[dict[str, Any]] = [
     {"stop_token_ids": list(range(20)), "temperature": 1.0, "seed": 11},
     {"allowed_token_ids": [3, 7, 8, 17, 40]},
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False)  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def start(folder: Path) -> Iterator[Any]:
-    started = []
-
-    def make(**options: Any) -> Any:
-        given = arguments(folder)
-        started.append(_core.Engine(**{**given, "options": {**given["options"], **options}}))
-        return started[-1]
-
-    yield make
-    for core in started:
-        core.shutdown()
 
 
 def all_outcomes(core: Any, **more: Any) -> list[tuple[Any, ...]]:
@@ -195,9 +175,9 @@ def test_cached_prefixes_hold_nothing_of_rejected_drafts(start: Any) -> None:
     assert stats["prefix_cached_tokens"] > 100
 
 
-def test_a_draft_engine_guesses_and_the_output_stays(folder: Path, start: Any) -> None:
+def test_a_draft_engine_guesses_and_the_output_stays(engine_folder: Path, start: Any) -> None:
     expected = all_outcomes(start())
-    given = arguments(folder)
+    given = arguments(engine_folder)
     draft = {key: given[key] for key in ("program", "weights_path", "tensors")}
     for options in ({}, {"kv_cache_blocks": 4, "capacity_scheduler_policy": "max_utilization"}):
         options = {"num_threads": 1, "num_speculative_tokens": 4, **options}
@@ -219,26 +199,26 @@ def test_a_draft_engine_guesses_and_the_output_stays(folder: Path, start: Any) -
     assert stats["draft_tokens"] == stats["accepted_tokens"] > 0
 
 
-def test_a_draft_engine_must_fit(folder: Path) -> None:
+def test_a_draft_engine_must_fit(engine_folder: Path) -> None:
     with pytest.raises(EngineError, match="speculative_decoding is draft and draft_engine is None; expected"):
-        ModelRunner.from_dir(folder, speculative_decoding="draft")
+        ModelRunner.from_dir(engine_folder, speculative_decoding="draft")
     with pytest.raises(EngineError, match="expected both draft and an engine's folder, or neither"):
-        ModelRunner.from_dir(folder, draft_engine=folder)
+        ModelRunner.from_dir(engine_folder, draft_engine=engine_folder)
     call = {"input_ids": PROMPTS[:2], "max_new_tokens": 30, "end_id": -1}
-    with ModelRunner.from_dir(folder, num_threads=1) as plain:
+    with ModelRunner.from_dir(engine_folder, num_threads=1) as plain:
         expected = [r.outputs[0].token_ids for r in plain.generate(**call)]
     with ModelRunner.from_dir(
-        folder, num_threads=1, speculative_decoding="draft", draft_engine=folder
+        engine_folder, num_threads=1, speculative_decoding="draft", draft_engine=engine_folder
     ) as runner:
         assert [r.outputs[0].token_ids for r in runner.generate(**call)] == expected
         assert runner.stats()["accepted_tokens"] > 0
 
 
-def test_a_runner_speculates_and_refuses_what_makes_no_sense(folder: Path) -> None:
+def test_a_runner_speculates_and_refuses_what_makes_no_sense(engine_folder: Path) -> None:
     call = {"input_ids": PROMPTS[:2], "max_new_tokens": 30, "end_id": -1}
-    with ModelRunner.from_dir(folder, num_threads=1) as plain:
+    with ModelRunner.from_dir(engine_folder, num_threads=1) as plain:
         expected = [r.outputs[0].token_ids for r in plain.generate(**call)]
-    with ModelRunner.from_dir(folder, num_threads=1, speculative_decoding="suffix") as runner:
+    with ModelRunner.from_dir(engine_folder, num_threads=1, speculative_decoding="suffix") as runner:
         assert [r.outputs[0].token_ids for r in runner.generate(**call)] == expected
         drafted = runner.stats()["draft_tokens"]
         assert drafted > 0
@@ -247,8 +227,8 @@ def test_a_runner_speculates_and_refuses_what_makes_no_sense(folder: Path) -> No
         with pytest.raises(RequestError, match="num_speculative_tokens is 65; expected an integer from 0"):
             runner.generate(**call, num_speculative_tokens=65)
     with pytest.raises(EngineError, match=r"speculative_decoding is 'medusa'; expected none or ngram"):
-        ModelRunner.from_dir(folder, speculative_decoding="medusa")
+        ModelRunner.from_dir(engine_folder, speculative_decoding="medusa")
     with pytest.raises(EngineError, match="num_speculative_tokens is 4, and speculative_decoding is none"):
-        ModelRunner.from_dir(folder, num_speculative_tokens=4)
+        ModelRunner.from_dir(engine_folder, num_speculative_tokens=4)
     with pytest.raises(EngineError, match="expected at most 64"):
-        ModelRunner.from_dir(folder, speculative_decoding="ngram", num_speculative_tokens=65)
+        ModelRunner.from_dir(engine_folder, speculative_decoding="ngram", num_speculative_tokens=65)
