@@ -79,21 +79,22 @@ def stored_shape(weight: Weight) -> tuple[int, ...]:
     return (panels, -(-columns // 4), *((32,) if weight.layout == "panel16x4n" else (16, 4)))
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Read and check the header of a safetensors file that castiron wrote.
+def read_header(path: Path, where: str = "", align: int = ALIGNMENT) -> dict[str, TensorEntry]:
+    """Read and check the header of a safetensors file.
 
-    Every tensor must be of a known dtype, 64-byte aligned, inside the file, and the data must be covered
-    without gaps and overlaps. Raises EngineError otherwise.
+    Every tensor must be of a known dtype, aligned to ``align`` bytes, inside the file, and the data must be
+    covered without gaps and overlaps. Raises EngineError otherwise, in which the file is called ``where``.
     """
+    where = where or path.name
     with open_regular(path) as file:
         file_size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(read_exact(file, 8, path.name), "little")
+        length = int.from_bytes(read_exact(file, 8, where), "little")
         if length > min(MAX_HEADER_BYTES, file_size - 8):
-            raise EngineError(f"{path.name}: the header claims {length} bytes of a file of {file_size}.")
-        text = read_exact(file, length, path.name)
-    if (8 + length) % ALIGNMENT:
-        raise EngineError(f"{path.name}: data starts at byte {8 + length}, not at a multiple of {ALIGNMENT}.")
-    return parse_header(text, 8 + length, file_size, path.name)
+            raise EngineError(f"{where}: the header claims {length} bytes of a file of {file_size}.")
+        text = read_exact(file, length, where)
+    if (8 + length) % align:
+        raise EngineError(f"{where}: data starts at byte {8 + length}, not at a multiple of {align}.")
+    return parse_header(text, 8 + length, file_size, where, align)
 
 
 def parse_header(

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from castiron.errors import EngineError
 
 from ...engines.files import open_regular, read_bounded, read_exact
-from ...engines.weights_file import MAX_HEADER_BYTES, TensorEntry, parse_header
+from ...engines.weights_file import TensorEntry, read_header
 from ..request_errors import AdapterError
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -124,17 +124,9 @@ class _Tensors:
     def __init__(self, folder: Path) -> None:
         self._path = _resolved(folder, WEIGHTS_FILE)
         try:
-            with open_regular(self._path) as file:
-                size = os.fstat(file.fileno()).st_size
-                length = int.from_bytes(read_exact(file, 8, WEIGHTS_FILE), "little")
-                if length > min(MAX_HEADER_BYTES, size - 8):
-                    raise EngineError(
-                        f"{WEIGHTS_FILE}: the header claims {length} bytes of a file of {size}."
-                    )
-                text = read_exact(file, length, WEIGHTS_FILE)
+            self.entries = read_header(self._path, WEIGHTS_FILE, align=1)
         except OSError as e:
             raise EngineError(f"{WEIGHTS_FILE} is missing or unreadable ({e.strerror}).") from None
-        self.entries: dict[str, TensorEntry] = parse_header(text, 8 + length, size, WEIGHTS_FILE, align=1)
 
     def matrix(self, name: str, shape: tuple[int, int], wanted: str) -> npt.NDArray[np.float32]:
         """A matrix in float32; ``wanted`` says what its shape should be, for the message."""
