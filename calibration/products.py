@@ -97,7 +97,7 @@ def quantize_group(group: InputGroup, scheme: Scheme, x: Tensor) -> Arrays:
     input_scale = None if found is None else found.input_scale
     static = 0.0
     if found is not None and scheme.x_static:
-        static = _static_scale(found.input_amax, scheme)
+        static = _static_scale(found.input_amax)
     scaled = x if input_scale is None else x * input_scale
     target = weight if input_scale is None else weight / input_scale
     inputs = round_activations(scaled, scheme.x_format, scheme.x_group, static)
@@ -194,11 +194,9 @@ def without_excluded(groups: list[InputGroup], exclude: Sequence[str]) -> tuple[
     return kept, [name for name in names if name in excluded]
 
 
-def _static_scale(amax: float, scheme: Scheme) -> float:
-    """The constant scale of inputs whose largest magnitude is ``amax``."""
-    if scheme.x_format == "nvfp4":
-        return max(amax, 1e-12) / (GRIDS["fp8"].high * GRIDS["fp4"].high)
-    return max(amax, 1e-12) / GRIDS["fp8" if scheme.x_format == "fp8" else "int8"].high
+def _static_scale(amax: float) -> float:
+    """NVFP4's scale of a tensor whose largest magnitude is ``amax``."""
+    return max(amax, 1e-12) / (GRIDS["fp8"].high * GRIDS["fp4"].high)
 
 
 def _errors(weight: Tensor, changed: Tensor, x: Tensor, inputs: Tensor, sizes: list[int]) -> list[float]:
