@@ -10,8 +10,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <initializer_list>
-#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -20,6 +18,7 @@
 #include <utility>
 
 #include "batching/engine.h"
+#include "bindings/options_from_dict.h"
 #include "bindings/program_from_dict.h"
 #include "bindings/python_value.h"
 #include "bindings/stats_to_dict.h"
@@ -48,109 +47,6 @@ using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::
 std::chrono::duration<double> seconds_from(double timeout) {
     constexpr double kLongest = 3600;
     return std::chrono::duration<double>(timeout > 0 ? std::min(timeout, kLongest) : 0.0);
-}
-
-struct Options {
-    EngineOptions engine;
-    HostOptions host;
-    CudaOptions cuda;
-    nb::object kernel_images = nb::none();
-    std::optional<LookupMethod> lookup;  // who guesses tokens; none: nobody
-    int num_speculative_tokens = 8;
-};
-
-// One of a few names; `now` when the field is absent.
-template <typename T>
-T choice(Fields& fields, const char* key, T now, std::initializer_list<std::pair<const char*, T>> names) {
-    const nb::object value = fields.optional(key);
-    if (!value.is_valid() || value.is_none()) return now;
-    const std::string found = as_string(value, fields.path(key));
-    std::string expected;
-    for (const auto& [name, meaning] : names) {
-        if (found == name) return meaning;
-        expected += (expected.empty() ? "\"" : " or \"") + std::string(name) + "\"";
-    }
-    bad_value(fields.path(key), value, expected);
-}
-
-Options options_from(nb::handle dict) {
-    Fields fields(dict, "options");
-    Options options;
-    const auto integer = [&](const char* key, int min, int& to) {
-        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
-            to = static_cast<int>(
-                as_integer(value, fields.path(key), min, std::numeric_limits<int32_t>::max()));
-        }
-    };
-    const auto boolean = [&](const char* key, bool& to) {
-        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
-            to = as_bool(value, fields.path(key));
-        }
-    };
-    integer("num_threads", 0, options.host.num_threads);
-    integer("kv_cache_blocks", 0, options.engine.kv_cache_blocks);
-    integer("max_batch_size", 0, options.engine.max_batch_size);
-    integer("max_num_tokens", 0, options.engine.max_num_tokens);
-    integer("max_queue_size", 1, options.engine.max_queue_size);
-    if (const nb::object value = fields.optional("max_queued_tokens"); value.is_valid() && !value.is_none()) {
-        options.engine.max_queued_tokens =
-            as_integer(value, fields.path("max_queued_tokens"), 0, std::numeric_limits<int64_t>::max());
-    }
-    boolean("prefix_caching", options.engine.prefix_caching);
-    options.engine.scheduling =
-        choice(fields, "scheduling_policy", options.engine.scheduling,
-               {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
-    options.engine.capacity = choice(fields, "capacity_scheduler_policy", options.engine.capacity,
-                                     {{"guaranteed_no_evict", CapacityPolicy::kGuaranteedNoEvict},
-                                      {"max_utilization", CapacityPolicy::kMaxUtilization}});
-    options.lookup = choice<std::optional<LookupMethod>>(
-        fields, "speculative_decoding", std::nullopt,
-        {{"none", std::nullopt}, {"ngram", LookupMethod::kNgram}, {"suffix", LookupMethod::kSuffix}});
-    integer("num_speculative_tokens", 1, options.num_speculative_tokens);
-    integer("vocab_limit", 0, options.engine.vocab_limit);
-    integer("device_index", 0, options.cuda.device_index);
-    options.cuda.max_batch_size = options.engine.max_batch_size;
-    options.cuda.vocab_limit = options.engine.vocab_limit;
-    boolean("cuda_graphs", options.cuda.graphs);
-    const auto number = [&](const char* key, double& to) {
-        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
-            if (!PyFloat_Check(value.ptr())) bad_value(fields.path(key), value, "a float");
-            to = PyFloat_AS_DOUBLE(value.ptr());
-        }
-    };
-    number("kv_cache_fraction", options.cuda.kv_cache_fraction);
-    number("watchdog_timeout", options.engine.watchdog_seconds);
-    integer("max_loras", 0, options.engine.max_loras);
-    integer("max_lora_rank", 0, options.host.max_lora_rank);
-    boolean("huge_pages", options.host.huge_pages);
-    if (const nb::object value = fields.optional("isa"); value.is_valid() && !value.is_none()) {
-        options.host.isa = as_string(value, fields.path("isa"));
-    }
-    if (const nb::object value = fields.optional("kernel_images"); value.is_valid()) {
-        options.kernel_images = value;
-    }
-    fields.finish({"num_threads",
-                   "kv_cache_blocks",
-                   "max_batch_size",
-                   "max_num_tokens",
-                   "max_queue_size",
-                   "max_queued_tokens",
-                   "prefix_caching",
-                   "watchdog_timeout",
-                   "scheduling_policy",
-                   "capacity_scheduler_policy",
-                   "speculative_decoding",
-                   "num_speculative_tokens",
-                   "vocab_limit",
-                   "huge_pages",
-                   "isa",
-                   "kernel_images",
-                   "device_index",
-                   "cuda_graphs",
-                   "kv_cache_fraction",
-                   "max_loras",
-                   "max_lora_rank"});
-    return options;
 }
 
 // An engine and what stats() says about its memory.
@@ -187,14 +83,22 @@ std::unique_ptr<Drafter> make_draft_model(nb::handle dict, const Options& option
                                         std::min(most, program->vocab_size), options.num_speculative_tokens);
 }
 
-void make_engine(PyEngine* self, nb::handle program_dict, const std::string& weights_path, nb::handle tensors,
-                 nb::handle options_dict, nb::handle draft) {
-    const Options options = options_from(options_dict);
-    if (options.lookup && !draft.is_none()) {
+// Who guesses tokens; nobody where neither the options nor `draft` name one.
+std::unique_ptr<Drafter> make_drafter(nb::handle draft, const Options& options) {
+    if (draft.is_none()) {
+        if (!options.lookup) return nullptr;
+        return std::make_unique<LookupDrafter>(*options.lookup, options.num_speculative_tokens);
+    }
+    if (options.lookup) {
         throw std::invalid_argument("speculative_decoding and a draft engine both guess tokens; give one");
     }
-    std::unique_ptr<Drafter> drafter;
-    if (!draft.is_none()) drafter = make_draft_model(draft, options);
+    return make_draft_model(draft, options);
+}
+
+void make_engine(PyEngine* self, nb::handle program_dict, const std::string& weights_path, nb::handle tensors,
+                 nb::handle options_dict, nb::handle draft) {
+    const Options options = options_from_dict(options_dict);
+    std::unique_ptr<Drafter> drafter = make_drafter(draft, options);
     auto program = std::make_shared<Program>(program_from_dict(program_dict, options.kernel_images));
     const bool cuda = program->target.rfind("sm_", 0) == 0 || program->target.rfind("compute_", 0) == 0;
     if (!cuda && program->target != "host") {
@@ -225,9 +129,6 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
             weight.data = nullptr;  // the device has its copy, and the mapping ends here
         }
         const uint64_t block_bytes = device->kv_block_bytes();
-        if (options.lookup) {
-            drafter = std::make_unique<LookupDrafter>(*options.lookup, options.num_speculative_tokens);
-        }
         made->engine = std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size,
                                                 options.engine, std::move(drafter));
         made->fixed.kv_bytes = block_bytes * static_cast<uint64_t>(made->engine->pool_size().blocks);
