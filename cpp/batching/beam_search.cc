@@ -29,7 +29,7 @@ bool BeamSearch::choose() {
     size_t live = 0;
     for (size_t rank = 0; rank < candidates_.size() && (rank < width_ || live < width_); ++rank) {
         const Candidate& candidate = candidates_[rank];
-        if (last || stops(candidate.token)) {
+        if (last || params_.stops_at(candidate.token)) {
             if (rank < width_) finish(candidate);
         } else if (live < width_) {
             extend(next_[live], candidate);
@@ -60,11 +60,6 @@ void BeamSearch::rank_candidates() {
     });
 }
 
-bool BeamSearch::stops(int32_t token) const {
-    const auto& ids = params_.stop_token_ids;
-    return std::find(ids.begin(), ids.end(), token) != ids.end();
-}
-
 void BeamSearch::extend(Text& text, const Candidate& candidate) const {
     const Text& parent = live_of(candidate.parent);
     std::copy_n(parent.tokens.begin(), length_, text.tokens.begin());
@@ -77,7 +72,7 @@ void BeamSearch::extend(Text& text, const Candidate& candidate) const {
 void BeamSearch::finish(const Candidate& candidate) {
     Text& made = finished_[static_cast<size_t>(num_finished_)];
     extend(made, candidate);
-    const bool stopped = stops(candidate.token);
+    const bool stopped = params_.stops_at(candidate.token);
     made.stop_token = stopped ? candidate.token : -1;
     made.length = stopped ? length_ : length_ + 1;
     made.score = score_of(candidate.sum, length_ + 1);

@@ -85,7 +85,6 @@ private:
 
     [[nodiscard]] const Text& live_of(int beam) const { return live_[static_cast<size_t>(beam)]; }
     void rank_candidates();
-    [[nodiscard]] bool stops(int32_t token) const;
     void extend(Text& text, const Candidate& candidate) const;
     void finish(const Candidate& candidate);
     [[nodiscard]] bool can_improve() const;

@@ -199,7 +199,7 @@ bool Engine::finish(StartedStep& step) {
     step.record.queued = std::chrono::duration<double>(first - step.started).count();
     step.record.forward = std::chrono::duration<double>(last_finish_ - first).count();
     step.record.sample = std::chrono::duration<double>(Clock::now() - last_finish_).count();
-    if (plan.num_decodes > 0 && step.record.prefill_tokens == 0) {
+    if (drafter_ != nullptr && plan.num_decodes > 0 && step.record.prefill_tokens == 0) {
         step_cost_.observe(plan.num_tokens, step.record.forward + step.record.sample);
     }
     hand_over(step.record);

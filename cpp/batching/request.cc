@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "batching/sampling_plan.h"
+
 namespace castiron {
 
 const char* to_string(FinishReason reason) {
@@ -25,11 +27,9 @@ namespace {
 
 bool depends_on_tokens(const SamplingParams& params) {
     const bool masked = params.min_tokens > 0 && !params.stop_token_ids.empty();
-    const bool typical = params.typical_p < 1.0F || params.top_p_decay != 1.0F;
-    const bool logits = params.context_logits || params.prompt_logprobs >= 0 || params.generation_logits;
-    return masked || logits || typical || params.process_logits || params.beam_width > 0 ||
-           params.has_penalties() || !params.first_mask.empty() || !params.rules.empty() ||
-           params.logprobs > kMaxDeviceLogprobs;
+    const bool of_prompt = params.context_logits || params.prompt_logprobs >= 0;
+    return !devices_can_choose(params) || masked || of_prompt || params.top_p_decay != 1.0F ||
+           params.beam_width > 0 || params.has_penalties();
 }
 
 RowSampling describe(const SamplingParams& params) {
@@ -91,8 +91,7 @@ ScoredTokens::ScoredTokens(size_t count, int width)
     : width_(static_cast<size_t>(width)), logprobs_(count), num_top_(count), top_(count * width_) {}
 
 void Request::append(const SampledToken& sampled) {
-    const auto& stops = params.stop_token_ids;
-    if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
+    if (params.stops_at(sampled.token)) {
         stop_token = sampled.token;
         return finish(FinishReason::kStop);
     }

@@ -22,6 +22,11 @@ SamplingPlan::SamplingPlan(const SchedulerLimits& limits, int vocab_limit) : voc
     edits_.reserve(kMaxLogitEdits);
 }
 
+bool devices_can_choose(const SamplingParams& params) {
+    return !params.generation_logits && !params.process_logits && params.first_mask.empty() &&
+           params.rules.empty() && params.typical_p >= 1.0F && params.logprobs <= kMaxDeviceLogprobs;
+}
+
 void SamplingPlan::clear() {
     rows_.clear();
     edits_.clear();
@@ -34,10 +39,7 @@ bool SamplingPlan::add(const ScheduledChunk& chunk) {
         add_row(request, 0);
         return true;
     }
-    const bool special = request.wants_context_logits() || request.params.generation_logits ||
-                         request.params.process_logits || request.constrained() ||
-                         !request.params.rules.empty();
-    if (special || request.params.typical_p < 1.0F ||
+    if (request.wants_context_logits() || !devices_can_choose(request.params) ||
         request.row_sampling.num_logprobs > kMaxDeviceLogprobs) {
         return false;
     }

@@ -8,6 +8,9 @@
 
 namespace castiron {
 
+// Whether devices that choose tokens know of all that the parameters ask for.
+[[nodiscard]] bool devices_can_choose(const SamplingParams& params);
+
 // Allocates in the constructor only.
 class SamplingPlan {
 public:

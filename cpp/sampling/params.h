@@ -1,6 +1,7 @@
 // How the tokens of one request are chosen.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -55,6 +56,9 @@ struct SamplingParams {
     [[nodiscard]] bool greedy() const { return temperature < kGreedyTemperature; }
     [[nodiscard]] bool has_penalties() const {
         return repetition_penalty != 1.0F || presence_penalty != 0.0F || frequency_penalty != 0.0F;
+    }
+    [[nodiscard]] bool stops_at(int32_t token) const {
+        return std::find(stop_token_ids.begin(), stop_token_ids.end(), token) != stop_token_ids.end();
     }
     // top_p of the token after `output` and, if they are right, drafts behind it.
     [[nodiscard]] float top_p_after(std::span<const int32_t> output,

@@ -59,9 +59,9 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingContex
     } else {
         const double uniform = uniform_at(context.seed, context.prompt.size() + context.output.size());
         const bool few = params.top_k > 0 && static_cast<size_t>(params.top_k) < vocab_limit_;
-        result.token =
-            few ? draw_from_top_k(row, params, params.top_p_after(context.output), uniform)
-                : draw_from_row(row, scan.max, params, params.top_p_after(context.output), uniform);
+        const float top_p = params.top_p_after(context.output);
+        result.token = few ? draw_from_top_k(row, params, top_p, uniform)
+                           : draw_from_row(row, scan.max, params, top_p, uniform);
     }
     if (params.logprobs >= 0) {
         const size_t wanted = std::min(top.size(), static_cast<size_t>(params.logprobs));
@@ -96,8 +96,7 @@ void Sampler::apply_changes(const SamplingContext& context) {
 SampledToken Sampler::continuations(std::span<const float> logits, const SamplingContext& context,
                                     std::span<TokenLogprob> out) {
     SampledToken result;
-    const row_math::Scan scan = row_math::scan(logits.first(vocab_limit_), block_max_);
-    if (scan.has_nan || std::isinf(scan.max)) {
+    if (!has_finite_max(logits)) {
         result.status = SampleStatus::kNotFinite;
         return result;
     }
@@ -111,6 +110,11 @@ SampledToken Sampler::continuations(std::span<const float> logits, const Samplin
     for (size_t i = 0; i < candidates_.size(); ++i) out[i] = {candidates_[i].id, candidates_[i].value};
     result.num_top = static_cast<int>(candidates_.size());
     return result;
+}
+
+bool Sampler::has_finite_max(std::span<const float> logits) {
+    const row_math::Scan scan = row_math::scan(logits.first(vocab_limit_), block_max_);
+    return !scan.has_nan && std::isfinite(scan.max);
 }
 
 double Sampler::log_sum_exp(std::span<const float> logits) {
@@ -303,8 +307,7 @@ row_math::Cut Sampler::top_p_cut(double mass, float top_p) {
 SampledToken Sampler::score(std::span<const float> logits, int32_t token, std::span<TokenLogprob> top) {
     SampledToken result;
     result.token = token;
-    const row_math::Scan scan = row_math::scan(logits.first(vocab_limit_), block_max_);
-    if (scan.has_nan || std::isinf(scan.max)) {
+    if (!has_finite_max(logits)) {
         result.status = SampleStatus::kNotFinite;
         return result;
     }

@@ -84,6 +84,8 @@ private:
     [[nodiscard]] bool changes(const SamplingContext& context) const;
     void apply_changes(const SamplingContext& context);
     void apply_penalties(const SamplingContext& context);
+    // No NaN, and a largest logit to compare the others with.
+    [[nodiscard]] bool has_finite_max(std::span<const float> logits);
     [[nodiscard]] double log_sum_exp(std::span<const float> logits);
     void mask_stop_tokens(const SamplingParams& params);
     void select_top(std::span<const float> row, size_t count);

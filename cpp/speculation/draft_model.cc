@@ -32,11 +32,6 @@ int blocks_of(Device& device, const Limits& limits) {
 }  // namespace
 
 struct DraftModel::State final : DraftState {
-    struct Guess {
-        int32_t token = 0;
-        size_t kind = 0;
-    };
-
     State(size_t most_tokens, int max_tokens)
         : table(static_cast<int64_t>(most_tokens), CacheUse{false, 0, {}}) {
         guesses.reserve(static_cast<size_t>(max_tokens) + 1);
@@ -46,12 +41,7 @@ struct DraftModel::State final : DraftState {
     // Compares what came with what was guessed. What the cache holds behind it is of no use.
     void learn(std::span<const int32_t> tokens) {
         const auto came = tokens.subspan(seen);
-        size_t right = 0;
-        while (right < std::min(came.size(), guesses.size()) && came[right] == guesses[right].token) {
-            rates.observe(guesses[right].kind, true);
-            ++right;
-        }
-        if (right < std::min(came.size(), guesses.size())) rates.observe(guesses[right].kind, false);
+        const size_t right = rates.compare(guesses, came);
         if (!guesses.empty()) first.observe(0, right > 0);
         // The last token is always fed: its logits are what is wanted.
         computed = std::min(computed, static_cast<int>(std::min(seen + right, tokens.size() - 1)));
@@ -76,7 +66,6 @@ DraftModel::DraftModel(std::unique_ptr<Device> device, const Limits& limits, int
     : device_(std::move(device)),
       limits_(limits),
       vocab_size_(static_cast<size_t>(vocab_size)),
-      vocab_limit_(vocab_limit),
       max_tokens_(max_tokens),
       pool_(blocks_of(*device_, limits)),
       sampler_(vocab_size, vocab_limit) {
@@ -182,7 +171,7 @@ void DraftModel::guess(StepValue& value) {
 }
 
 void DraftModel::draft(std::span<const DraftWish> wishes, StepValue& value) {
-    if (!failure_.empty()) return;
+    if (failed_) return;
     parts_.clear();
     for (const DraftWish& wish : wishes) static_cast<void>(join(wish, value));
     try {
@@ -192,7 +181,7 @@ void DraftModel::draft(std::span<const DraftWish> wishes, StepValue& value) {
             guess(value);
         }
     } catch (const std::exception& error) {
-        failure_ = error.what();
+        failed_ = true;
         std::fprintf(stderr, "castiron: the draft engine failed, and guesses no more: %s\n", error.what());
     }
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "device/device.h"
@@ -20,7 +19,7 @@ namespace castiron {
 // How far a guess can be trusted is learnt for each request from the probability that the draft model gives
 // it; a request goes on as long as another guess is worth its row and its share of a pass. Where even the
 // first is not, one is tried now and then. Allocates in the constructor and in begin(). A model whose device
-// fails guesses no more; failure() says why.
+// fails guesses no more, and stderr says why.
 class DraftModel final : public Drafter {
 public:
     // Throws std::invalid_argument where the device's memory has no room for the cache.
@@ -32,7 +31,6 @@ public:
     [[nodiscard]] std::unique_ptr<DraftState> begin(const Request& request) const override;
     void draft(std::span<const DraftWish> wishes, StepValue& value) override;
     void release(Request& request) override;
-    [[nodiscard]] const std::string& failure() const { return failure_; }
 
 private:
     struct State;
@@ -54,12 +52,11 @@ private:
     std::unique_ptr<Device> device_;
     const Limits limits_;
     size_t vocab_size_;
-    int vocab_limit_;
     int max_tokens_;
     BlockPool pool_;
     Sampler sampler_;
     StepCost cost_;
-    std::string failure_;
+    bool failed_ = false;
     std::span<const float> logits_;
     std::vector<Part> parts_;
     std::vector<int32_t> token_ids_;

@@ -1,11 +1,18 @@
 // How often guesses of a kind were right lately.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace castiron {
+
+struct Guess {
+    int32_t token = 0;
+    size_t kind = 0;
+};
 
 // Probabilities of `N` kinds of guesses, each a first belief that gives way to what was observed.
 template <size_t N>
@@ -21,6 +28,16 @@ public:
     void observe(size_t kind, bool right) {
         tried_[kind] = kKept * tried_[kind] + 1;
         right_[kind] = kKept * right_[kind] + (right ? 1.0F : 0.0F);
+    }
+    // Observes the guesses up to the first wrong one; returns how many before it were right.
+    size_t compare(std::span<const Guess> guesses, std::span<const int32_t> came) {
+        const size_t count = std::min(came.size(), guesses.size());
+        for (size_t i = 0; i < count; ++i) {
+            const bool right = came[i] == guesses[i].token;
+            observe(guesses[i].kind, right);
+            if (!right) return i;
+        }
+        return count;
     }
     [[nodiscard]] double of(size_t kind) const { return static_cast<double>(right_[kind] / tried_[kind]); }
 

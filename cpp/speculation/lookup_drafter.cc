@@ -28,10 +28,6 @@ constexpr std::array<float, 2 * kLengthClasses> kBeliefs{0.2F, 0.35F, 0.5F, 0.7F
                                                          0.1F, 0.2F,  0.3F, 0.4F, 0.5F,  0.5F};
 
 struct LookupState final : DraftState {
-    struct Guess {
-        int32_t token = 0;
-        size_t kind = 0;
-    };
     // The places where the voters have arrived; all of them agree with the guesses so far.
     struct Voters {
         std::array<MatchIndex::Match, kMostVoters> matches;
@@ -45,11 +41,7 @@ struct LookupState final : DraftState {
     // Compares what came with what was guessed.
     void learn(std::span<const int32_t> tokens) {
         const auto came = tokens.subspan(seen);
-        for (size_t i = 0; i < std::min(came.size(), guesses.size()); ++i) {
-            const bool right = came[i] == guesses[i].token;
-            rates.observe(guesses[i].kind, right);
-            if (!right) break;
-        }
+        static_cast<void>(rates.compare(guesses, came));
         if (follows > 0) follows += static_cast<int>(came.size());
         seen = tokens.size();
         index.extend(tokens);
@@ -101,7 +93,7 @@ void draft_one(LookupState& state, LookupMethod method, Request& request, int ro
     if (voters.count == 0) return;
     double probability = 1;  // that all guesses up to here are right
     for (int i = 0; i <= room; ++i) {
-        const LookupState::Guess guess = state.vote(tokens, voters);
+        const Guess guess = state.vote(tokens, voters);
         state.guesses.push_back(guess);
         probability *= state.rates.of(guess.kind);
         if (i == room || !value.worth(probability)) return;

@@ -42,9 +42,9 @@ public:
         return room_ > 0 && probability * seconds_ >= (per_row_ + seconds) * tokens_;
     }
     // Adds a guess that is worth it.
-    void add(double probability, double seconds = 0) {
+    void add(double probability) {
         tokens_ += probability;
-        seconds_ += per_row_ + seconds;
+        seconds_ += per_row_;
         --room_;
     }
 

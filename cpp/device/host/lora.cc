@@ -27,7 +27,7 @@ public:
         const auto width = [&](int value) {
             return program.values[static_cast<size_t>(value)].shape.back().value;
         };
-        gated_ = step.kernel.find("gated") != std::string::npos;
+        gated_ = is_gated(step);
         inputs_ = width(step.inputs[0]);
         outputs_ = width(step.outputs[0]);
         for (const ModuleColumns& columns : step.modules) {
@@ -124,6 +124,10 @@ void check_pair(const std::string& module, const LoraPair& pair, int max_rank) {
 }
 
 }  // namespace
+
+bool is_gated(const Step& step) {
+    return step.kernel.find("gated") != std::string::npos;
+}
 
 int64_t lora_columns(const Step& step, int max_rank) {
     std::set<std::string_view> modules;

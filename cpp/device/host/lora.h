@@ -11,6 +11,9 @@
 
 namespace castiron::host {
 
+// Whether the product's panels alternate gate and up; its columns are those of gate, then those of up.
+[[nodiscard]] bool is_gated(const Step& step);
+
 // Ranks of all modules of one product together, in whole panels: columns of its LoraStep::a at most.
 [[nodiscard]] int64_t lora_columns(const Step& step, int max_rank);
 

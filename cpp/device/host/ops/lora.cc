@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <string>
 
+#include "device/host/lora.h"
+
 namespace castiron::host {
 
 LoraInput::LoraInput(StepChecker& step, const Operand& x, const Operand& y)
     : kernels_(step.kernels()), x_(x), step_(step.index()), adaptable_(!step.step().modules.empty()) {
     if (!adaptable_) return;
     if (!x.shape[0].symbolic()) step.fail("names modules, and its rows are not those of the step");
-    const bool gated = step.step().kernel.find("gated") != std::string::npos;
-    const int64_t columns = y.shape[1].value * (gated ? 2 : 1);
+    const int64_t columns = y.shape[1].value * (is_gated(step.step()) ? 2 : 1);
     int64_t end = 0;
     for (const ModuleColumns& one : step.step().modules) {
         if (one.column < end || one.count < 1 || one.count > columns - one.column || one.row < 0)
