@@ -24,22 +24,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("run", "Generate text with an engine."),
     "serve-engine": ("serve_engine", "Serve an engine over an OpenAI-compatible HTTP API."),
     "plugin": ("plugin", "Work on plugins: custom ops, patterns and kernels."),
-    "bench": ("bench", "Measure an engine's latency or throughput."),
+    "bench": ("bench", "Measure an engine's latency or throughput, or a server."),
 }
-#: Distributions that only `pip install castiron[build]` brings.
-_BUILD_ONLY = (
-    "torch",
-    "transformers",
-    "onnx",
-    "onnx_ir",
-    "onnx_graphsurgeon",
-    "safetensors",
-    "gguf",
-    "accelerate",
-    "modelopt",
-    "onnxscript",
-    "triton",
-)
+#: {extra: the modules that only `pip install castiron[extra]` brings}
+_EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "build": (
+        *("torch", "transformers", "onnx", "onnx_ir", "onnx_graphsurgeon", "safetensors", "gguf"),
+        *("accelerate", "modelopt", "onnxscript", "triton"),
+    ),
+    "bench": ("aiohttp", "matplotlib"),
+}
 
 
 class LazyGroup(click.Group):
@@ -71,9 +65,10 @@ class LazyGroup(click.Group):
             fail(str(error))
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
-            if package not in _BUILD_ONLY:
+            extra = next((name for name, modules in _EXTRAS.items() if package in modules), None)
+            if extra is None:
                 raise
-            fail(f"this command needs {package}, which is not installed. Run: pip install 'castiron[build]'")
+            fail(f"this needs {package}, which is not installed. Run: pip install 'castiron[{extra}]'")
         except KeyboardInterrupt:
             click.secho("interrupted", fg="yellow", err=True)
             sys.exit(130)

@@ -1,8 +1,8 @@
-"""``castiron bench``: an engine's latency and throughput on this machine."""
+"""``castiron bench``: an engine's latency and throughput on this machine, and a server's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ import click
 
 from castiron.errors import RequestError
 
-from .common import console, engine_argument, json_option, print_json, table
+from .bench_serve import serve
+from .common import console, engine_argument, json_option, print_json, progress_bar, table
 from .runtime_options import runtime_options
 
 if TYPE_CHECKING:
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
 _positive = click.IntRange(min=1)
 
 
-@click.group(short_help="Measure an engine's latency or throughput.")
+@click.group(short_help="Measure an engine's latency or throughput, or a server.")
 def command() -> None:
-    """Measure an engine on this machine: random prompts, greedy, EOS ignored, medians after a warm-up."""
+    """Measure an engine on this machine: random prompts, greedy, EOS ignored, medians after a warm-up; or a
+    server, by what its clients see.
+    """
+
+
+command.add_command(serve)
 
 
 @command.command()
@@ -43,7 +49,7 @@ def latency(
 
     with _session(engine, runtime, sizes["batch_size"]) as session:
         _check_fits(session, sizes["input_len"], sizes["output_len"])
-        with _progress("latency", num_iters + num_iters_warmup, as_json) as advance:
+        with progress_bar("latency", num_iters + num_iters_warmup, quiet=as_json) as advance:
             result = measure_latency(
                 session, num_iters=num_iters, num_warmup=num_iters_warmup, progress=advance, **sizes
             )
@@ -87,7 +93,7 @@ def throughput(
 
     with _session(engine, runtime, None) as session:
         _check_fits(session, sizes["input_len"], sizes["output_len"])
-        with _progress("throughput", num_iters + num_iters_warmup, as_json) as advance:
+        with progress_bar("throughput", num_iters + num_iters_warmup, quiet=as_json) as advance:
             result = measure_throughput(
                 session, num_iters=num_iters, num_warmup=num_iters_warmup, progress=advance, **sizes
             )
@@ -145,20 +151,6 @@ def _check_fits(session: Session, input_len: int, output_len: int) -> None:
             f"engine's max_seq_len is {session.info.max_seq_len}; choose less, or build it with a larger "
             "--max-seq-len"
         )
-
-
-@contextmanager
-def _progress(what: str, rounds: int, as_json: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr, so that stdout holds the result alone."""
-    terminal = console(stderr=True)
-    if as_json or not terminal.is_terminal:
-        yield lambda: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=terminal, transient=True) as bar:
-        task = bar.add_task(what, total=rounds)
-        yield lambda: bar.advance(task)
 
 
 def _machine(stats: dict[str, Any]) -> dict[str, Any]:

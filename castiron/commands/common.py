@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,6 +44,20 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
+
+
+@contextmanager
+def progress_bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, so that stdout holds the result alone; yields what advances it."""
+    terminal = console(stderr=True)
+    if quiet or not terminal.is_terminal:
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=terminal, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
 
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

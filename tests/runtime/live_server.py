@@ -22,7 +22,13 @@ def serve(
     **info: Any,
 ) -> Iterator[tuple[str, Service]]:
     """Yields the base URL and the service; drains and stops at the end."""
-    session = make_session(core, max_queue_size=max_queue_size, **info)
+    with serve_session(make_session(core, max_queue_size=max_queue_size, **info), config) as found:
+        yield found
+
+
+@contextmanager
+def serve_session(session: Any, config: dict[str, Any] | None = None) -> Iterator[tuple[str, Service]]:
+    """The same over a session of any core, which is closed at the end."""
     service = Service(
         AsyncEngine(session), ServerConfig(**{"model_names": ("fake", "alias"), **(config or {})})
     )
