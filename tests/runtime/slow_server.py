@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class Behaviour:
         refuse: the requests, by their place in the order of arrival, that get status 429.
         break_off: those whose stream ends in the middle.
         fail: those whose stream brings an error event.
+        sent: filled with the times (``time.perf_counter``) at which the texts of each request were sent.
     """
 
     first_delay: float = 0.0
@@ -32,6 +34,7 @@ class Behaviour:
     refuse: set[int] = field(default_factory=set)
     break_off: set[int] = field(default_factory=set)
     fail: set[int] = field(default_factory=set)
+    sent: dict[int, list[float]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -125,6 +128,7 @@ async def _answer(
         if i == 1 and number in behaviour.fail:
             send({"error": {"message": "the engine failed"}})
             break
+        behaviour.sent.setdefault(number, []).append(time.perf_counter())
         send(choice(f"w{i} "))
     else:
         send(choice("", "length"))

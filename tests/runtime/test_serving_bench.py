@@ -102,17 +102,20 @@ def test_the_table_is_50_wide_and_says_where_there_is_no_value():
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
 def test_known_delays_are_measured(endpoint):
-    # Sleeps are never shorter; how much longer they are is the machine's affair, and bounded loosely.
-    with slow_server.serve(slow_server.Behaviour(first_delay=0.3, gap=0.03)) as (url, bodies):
-        found = summarize(measure(url, endpoint), percentiles=(1, 99), goodput={})
-    assert 300 <= found["p1_ttft_ms"] <= found["p99_ttft_ms"] < 500
-    assert found["p1_itl_ms"] >= 29
-    assert 30 <= found["mean_itl_ms"] == pytest.approx(found["mean_tpot_ms"])
-    assert found["mean_itl_ms"] < 100
-    assert found["mean_e2el_ms"] == pytest.approx(found["mean_ttft_ms"] + 5 * found["mean_tpot_ms"], rel=0.1)
-    assert found["total_output_tokens"] == 24
-    assert found["total_input_tokens"] == 28
-    assert len(bodies) == 5  # and one to see that the server works
+    behaviour = slow_server.Behaviour(first_delay=0.2, gap=0.02)
+    with slow_server.serve(behaviour) as (url, bodies):
+        measured = measure(url, endpoint, load=Load(max_concurrency=1))
+    assert len(bodies) == 5  # and one before, to see that the server works
+    late = []
+    for number, each in enumerate(measured.outcomes, 1):
+        late += [came - sent for came, sent in zip(each.token_times, behaviour.sent[number], strict=True)]
+        assert each.ttft >= 0.2
+        assert each.e2el >= 0.2 + 5 * 0.02
+    # Nothing comes before it was sent, and what a busy machine adds is no matter of delays that add up.
+    assert min(late) > 0
+    assert statistics.median(late) < 0.1
+    found = summarize(measured, percentiles=(), goodput={})
+    assert (found["total_output_tokens"], found["total_input_tokens"]) == (24, 28)
 
 
 def test_an_event_of_several_tokens_is_one_gap_and_several_tokens():
