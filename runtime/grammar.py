@@ -72,7 +72,7 @@ class Grammars:
             elif kind == "regex":
                 grammar = LLMatcher.grammar_from_regex(text)
             else:
-                grammar = LLMatcher.grammar_from_lark(any_to_lark(text))
+                grammar = LLMatcher.grammar_from_lark(any_to_lark(text) if kind == "grammar" else text)
             limits = LLParserLimits(
                 initial_lexer_fuel=_LEXER_FUEL, max_grammar_size=_GRAMMAR_SIZE, step_max_items=_STEP_ITEMS
             )
@@ -143,7 +143,12 @@ class Matcher:
             raise RuntimeError(_first(self._matcher.get_error()))
 
 
-_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+_NAMES = {
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "grammar": "grammar",
+    "lark": "grammar",
+}
 
 
 def _first(error: Any) -> str:

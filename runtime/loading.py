@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _NO_PROBE: dict[str, Any] = {"devices": [], "driver": 0, "error": ""}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_DEFAULT_CPU_LORAS = 16
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
     program = engine.program(choice.target)
     if options.wants_lora:
         check_takes_adapters(engine, program, choice)
-        core_options |= {"max_loras": options.max_loras, "max_lora_rank": options.max_lora_rank}
+        limits = options.lora_limits
+        core_options |= {"max_loras": limits.in_step, "max_lora_rank": limits.rank}
     if choice.gpu is None and program.kernels and not options.trust_plugins:
         raise EngineError(
             f"{engine.path} brings machine code of plugins for the CPU ({len(program.kernels)} kernels), "
@@ -197,8 +197,8 @@ def make_adapters(core: Core, program: Program, options: RuntimeOptions) -> Adap
     """The adapters of a core, those of ``lora_modules`` loaded; raises RequestError where one cannot be."""
     from .lora import Adapters
 
-    in_memory = options.max_cpu_loras or max(_DEFAULT_CPU_LORAS, options.max_loras)
-    adapters = Adapters(core, module_sizes(program), max_rank=options.max_lora_rank, max_in_memory=in_memory)
+    limits = options.lora_limits
+    adapters = Adapters(core, module_sizes(program), max_rank=limits.rank, max_in_memory=limits.in_memory)
     for name, path in options.lora_modules.items():
         adapters.load(name, path)
     return adapters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from castiron.errors import EngineError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: Of adapters: the largest for which memory is reserved.
 MAX_LORA_RANK = 512
+_DEFAULT_LORAS, _DEFAULT_LORA_RANK, _DEFAULT_CPU_LORAS = 4, 16, 16
 SCHEDULING_POLICIES = ("fcfs", "priority")
 CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
 SPECULATION = ("none", "ngram", "suffix", "draft")
@@ -24,6 +25,14 @@ _INTEGERS = (
     *("max_queue_size", "max_queued_tokens", "num_speculative_tokens"),
     *("max_loras", "max_lora_rank", "max_cpu_loras"),
 )
+
+
+class LoraLimits(NamedTuple):
+    """Adapters that run in one step, their largest rank, and how many are in memory."""
+
+    in_step: int
+    rank: int
+    in_memory: int
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,8 @@ class RuntimeOptions:
             room for its prompt; when room is short, requests are set back and computed again).
         enable_lora: requests may name LoRA adapters; implied by ``lora_modules``.
         lora_modules: adapters to load at the start: folders in PEFT's form by the names that requests use.
-        max_loras: different adapters that run in one step; requests for more of them wait.
-        max_lora_rank: the largest rank of an adapter; memory for its sums is reserved at start.
+        max_loras: different adapters that run in one step; requests for more of them wait. Default: 4.
+        max_lora_rank: the largest rank of an adapter; memory for its sums is reserved at start. Default: 16.
         max_cpu_loras: adapters in memory, the least recently used goes first; default: 16, or max_loras if
             that is more.
         watchdog_timeout: a step that is longer on the device, in seconds, has hung: all requests end with an
@@ -84,8 +93,8 @@ class RuntimeOptions:
     capacity_scheduler_policy: str = CAPACITY_POLICIES[0]
     enable_lora: bool = False
     lora_modules: Mapping[str, str] = field(default_factory=dict)
-    max_loras: int = 4
-    max_lora_rank: int = 16
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
     max_cpu_loras: int | None = None
     watchdog_timeout: float = 600.0
     speculative_decoding: str = SPECULATION[0]
@@ -96,6 +105,13 @@ class RuntimeOptions:
     def wants_lora(self) -> bool:
         """Whether the engine is to take adapters."""
         return self.enable_lora or bool(self.lora_modules)
+
+    @property
+    def lora_limits(self) -> LoraLimits:
+        """The limits of adapters in force."""
+        in_step = self.max_loras or _DEFAULT_LORAS
+        in_memory = self.max_cpu_loras or max(_DEFAULT_CPU_LORAS, in_step)
+        return LoraLimits(in_step, self.max_lora_rank or _DEFAULT_LORA_RANK, in_memory)
 
     def check(self, engine: Engine) -> None:
         """Raise EngineError for values that make no sense or go over the engine's limits."""
@@ -130,12 +146,19 @@ class RuntimeOptions:
             )
         if not 0 <= self.watchdog_timeout <= 1e6:
             raise EngineError(f"watchdog_timeout is {self.watchdog_timeout!r}; expected 0 (off) to 1000000 s")
-        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+            if getattr(self, name) is not None and not self.wants_lora:
+                raise EngineError(
+                    f"{name} is {getattr(self, name)}, and the engine is to take no LoRA adapters; leave it "
+                    "out, or set enable_lora (--enable-lora) or lora_modules"
+                )
+        loras = self.lora_limits
+        if loras.in_memory < loras.in_step:
             raise EngineError(
-                f"max_cpu_loras is {self.max_cpu_loras}, and max_loras {self.max_loras}: adapters that run "
+                f"max_cpu_loras is {loras.in_memory}, and max_loras {loras.in_step}: adapters that run "
                 "are in memory, so it must be at least as much"
             )
-        if self.max_lora_rank > MAX_LORA_RANK:
+        if loras.rank > MAX_LORA_RANK:
             raise EngineError(f"max_lora_rank is {self.max_lora_rank}; expected at most {MAX_LORA_RANK}")
         limits = engine.manifest.limits
         for name in ("max_batch_size", "max_num_tokens"):

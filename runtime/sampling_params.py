@@ -95,6 +95,7 @@ class SamplingParams:
         early_stopping: of a beam search, once it has as many finished texts as beams: True ends it, False
             when no beam would be better with its present length, "never" when none can become better.
         skip_special_tokens: leave special tokens out of the text.
+        shown_special_tokens: but not these.
         include_stop_str_in_output: keep the stop string, or the text of the stop token, in the text.
         detokenize: False leaves ``text`` empty and saves the work; not possible with ``stop``.
         priority: smaller numbers are served first, and their cached prefixes kept longest; other than 0 only
@@ -145,6 +146,7 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     priority: int = 0
@@ -210,6 +212,10 @@ class SamplingParams:
             if kept == 0:
                 refuse("truncate_prompt_tokens", 0, "1 or more, or -1 for as many as fit")
             put("truncate_prompt_tokens", kept)
+        put(
+            "shown_special_tokens",
+            as_token_ids("shown_special_tokens", self.shown_special_tokens, MAX_STOP_TOKENS),
+        )
         put("n", as_integer("n", self.n, 1, MAX_N))
         if self.best_of is not None:
             put("best_of", as_integer("best_of", self.best_of, 1, MAX_N))

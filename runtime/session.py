@@ -280,7 +280,7 @@ class Session:
 
     def _detokenizer(self, ids: list[int], params: SamplingParams) -> Any:
         tokenizer = self.need_tokenizer()
-        return tokenizer.detokenizer(ids, params.skip_special_tokens)
+        return tokenizer.detokenizer(ids, params.skip_special_tokens, params.shown_special_tokens)
 
     def _full(self) -> QueueFullError:
         return QueueFullError(

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from .request_errors import ParameterError
 
-Kind = Literal["json_schema", "regex", "lark"]
+#: ``grammar`` is Lark or GBNF, ``lark`` Lark without a doubt.
+Kind = Literal["json_schema", "regex", "grammar", "lark"]
 #: Longer ones are somebody's mistake or somebody's attack.
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 4096
@@ -25,6 +26,7 @@ class StructuredOutput:
         regex: a regular expression (Rust's dialect) that the whole text matches.
         choice: one of these strings.
         grammar: a context-free grammar, Lark's notation or llama.cpp's GBNF.
+        lark: a grammar in Lark's notation alone, which may quote anything.
 
     Raises:
         ParameterError: none or several are given, or one is of the wrong type.
@@ -35,6 +37,7 @@ class StructuredOutput:
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    lark: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in _FIELDS if getattr(self, name) not in (None, False)]
@@ -52,7 +55,7 @@ class StructuredOutput:
             except (TypeError, ValueError, RecursionError) as e:
                 raise ParameterError(f"the JSON schema is not JSON: {e}", param="json") from None
             object.__setattr__(self, "json", text)
-        for name in ("json", "regex", "grammar"):
+        for name in ("json", "regex", "grammar", "lark"):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -79,10 +82,12 @@ class StructuredOutput:
         if self.choice is not None:
             # A JSON string is a string of Lark's, escapes included.
             return "lark", "start: " + " | ".join(json.dumps(text) for text in self.choice)
-        return "lark", str(self.grammar)
+        if self.lark is not None:
+            return "lark", self.lark
+        return "grammar", str(self.grammar)
 
 
-_FIELDS = ("json", "json_object", "regex", "choice", "grammar")
+_FIELDS = ("json", "json_object", "regex", "choice", "grammar", "lark")
 
 
 def _choices(value: Any) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ class Tokenizer:
         self.special_tokens = _special_tokens(self.config, _read_json(folder / "special_tokens_map.json"))
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_ids_by_text = {added[i].content: i for i in self.special_ids}
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
         self._bytes: dict[int, bytes] = {}
@@ -94,13 +95,15 @@ class Tokenizer:
         """Text of token ids."""
         return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> Detokenizer:
-        """A detokenizer for the text that continues a prompt."""
+    def detokenizer(
+        self, prompt_ids: Sequence[int], skip_special_tokens: bool = True, shown: Sequence[int] = ()
+    ) -> Detokenizer:
+        """A detokenizer for the text that continues a prompt; ``shown`` are special tokens not to skip."""
+        skip = self.special_ids.difference(shown) if skip_special_tokens else frozenset[int]()
         if self._byte_level:
-            return ByteLevelDetokenizer(
-                self._visible_token_bytes if skip_special_tokens else self.token_bytes
-            )
-        skip = self.special_ids if skip_special_tokens else frozenset[int]()
+            if skip == self.special_ids:
+                return ByteLevelDetokenizer(self._visible_token_bytes)
+            return ByteLevelDetokenizer(lambda token: b"" if token in skip else self.token_bytes(token))
         return WindowDetokenizer(lambda ids: self.decode(ids, False), prompt_ids, skip)
 
     def token_text(self, token: int) -> str:

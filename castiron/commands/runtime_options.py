@@ -116,10 +116,12 @@ def runtime_options(function: _Function) -> _Function:
             click.option(
                 "--max-loras",
                 type=click.IntRange(min=1),
-                default=4,
+                show_default="4",
                 help="Different adapters in one step.",
             ),
-            click.option("--max-lora-rank", type=click.IntRange(1, 512), default=16, help="Largest rank."),
+            click.option(
+                "--max-lora-rank", type=click.IntRange(1, 512), show_default="16", help="Largest rank."
+            ),
             click.option(
                 "--max-cpu-loras",
                 type=click.IntRange(min=1),

@@ -45,6 +45,22 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let clients load and unload adapters, from any folder that the server can read.",
 )
+@click.option(
+    "--tool-call-parser",
+    default="auto",
+    help="How the model writes tool calls: openai, deepseek_v3, mistral, pythonic, llama3_json, hermes, "
+    "none; auto: as its chat template says.",
+)
+@click.option(
+    "--reasoning-parser",
+    default="auto",
+    help="How the model writes its reasoning: openai, mistral, think, none; auto: as its chat template says.",
+)
+@click.option(
+    "--enable-tokenizer-info-endpoint",
+    is_flag=True,
+    help="Answer GET /tokenizer_info with the tokenizer's configuration, chat template included.",
+)
 @click.option("--access-log/--no-access-log", default=False, help="Log a line for each request.")
 @click.option(
     "--log-level",
@@ -65,6 +81,9 @@ def command(
     max_body_bytes: int,
     shutdown_timeout: int,
     allow_runtime_lora_updating: bool,
+    tool_call_parser: str,
+    reasoning_parser: str,
+    enable_tokenizer_info_endpoint: bool,
     access_log: bool,
     log_level: str,
     runtime: dict[str, Any],
@@ -92,6 +111,9 @@ def command(
             worker_threads=worker_threads,
             max_body_bytes=max_body_bytes,
             lora_updating=allow_runtime_lora_updating,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+            tokenizer_info=enable_tokenizer_info_endpoint,
         )
         service = Service(AsyncEngine(session), config)
         _describe(session, seconds)

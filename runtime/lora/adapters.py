@@ -91,9 +91,10 @@ class Adapters:
             AdapterError: the name is taken, or the adapter cannot be used; the text says why.
             QueueFullError: all places in memory are held by running requests.
         """
-        if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
+        # Names go into headers, logs and metrics: no line breaks, no control characters.
+        if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
             raise AdapterError(
-                f"the adapter's name is {str(name)[:80]!r}; expected 1 to {_MAX_NAME} characters"
+                f"the adapter's name is {str(name)[:80]!r}; expected 1 to {_MAX_NAME} printable characters"
             )
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise AdapterError(f"the folder of the adapter {name!r} is {path!r}; expected a path")

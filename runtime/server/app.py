@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,11 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import castiron
 
 from ..step_trace import chrome_trace
-from . import errors
+from . import api_routes, errors
 from .adapters import LoadBody, UnloadBody, load_adapter, unload_adapter
 from .chat import chat_completions
 from .completions import completions
 from .errors import ApiError
+from .openapi import request_schema
 from .protocol import ChatBody, CompletionBody
 from .service import Service
 from .streaming import ClientGoneError
@@ -41,13 +41,15 @@ def make_app(service: Service) -> ASGIApp:
     app = FastAPI(title="castiron", version=castiron.__version__, lifespan=lifespan)
     errors.install(app, service.metrics.refused)
 
-    @app.post("/v1/completions", openapi_extra=_schema(CompletionBody))
+    @app.post("/v1/completions", openapi_extra=request_schema(CompletionBody))
     async def post_completions(request: Request) -> Response:
         return await _answer(completions(service, request))
 
-    @app.post("/v1/chat/completions", openapi_extra=_schema(ChatBody))
+    @app.post("/v1/chat/completions", openapi_extra=request_schema(ChatBody))
     async def post_chat_completions(request: Request) -> Response:
         return await _answer(chat_completions(service, request))
+
+    api_routes.install(app, service, _answer)
 
     @app.get("/v1/models")
     async def get_models() -> Response:
@@ -59,11 +61,11 @@ def make_app(service: Service) -> ASGIApp:
             raise ApiError(404, f"the model {name[:200]!r} does not exist", "model", "model_not_found")
         return JSONResponse(_model(service, name))
 
-    @app.post("/v1/load_lora_adapter", openapi_extra=_schema(LoadBody))
+    @app.post("/v1/load_lora_adapter", openapi_extra=request_schema(LoadBody))
     async def post_load_lora_adapter(request: Request) -> Response:
         return await load_adapter(service, request)
 
-    @app.post("/v1/unload_lora_adapter", openapi_extra=_schema(UnloadBody))
+    @app.post("/v1/unload_lora_adapter", openapi_extra=request_schema(UnloadBody))
     async def post_unload_lora_adapter(request: Request) -> Response:
         return await unload_adapter(service, request)
 
@@ -144,20 +146,3 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "max_model_len": service.engine.session.info.max_seq_len,
         "permission": [],
     }
-
-
-def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    """The body for /openapi.json: bodies are parsed by hand, so FastAPI does not know them."""
-    schema = body.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def inlined(node: Any) -> Any:
-        if isinstance(node, list):
-            return [inlined(x) for x in node]
-        if not isinstance(node, dict):
-            return node
-        if "$ref" in node:
-            return inlined(definitions[node["$ref"].rpartition("/")[2]])
-        return {k: inlined(v) for k, v in node.items()}
-
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -24,8 +24,20 @@ async def parse(request: Request, schema: type[_Body], limit: int) -> _Body:
     try:
         return schema.model_validate_json(raw)
     except ValidationError as e:
-        message, param = _first_problem(e.errors(include_url=False, include_context=False))
-        raise ApiError(400, message, param) from None
+        raise _refusal(e) from None
+
+
+def validated(schema: type[_Body], fields: Mapping[str, Any]) -> _Body:
+    """A body made of another one's fields; raises ApiError 400 with the field."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as e:
+        raise _refusal(e) from None
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    message, param = _first_problem(error.errors(include_url=False, include_context=False))
+    return ApiError(400, message, param)
 
 
 def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:

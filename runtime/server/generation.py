@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from castiron.errors import RequestError
+from castiron.errors import EngineError, RequestError
 
 from ..outputs import Update
 from ..prompt_outputs import PromptOutputs
@@ -75,6 +75,7 @@ class Generation:
 
         Raises:
             RequestError: an output ended with an error.
+            EngineError: the engine has failed.
         """
         while self._left:
             batch = [await self._queue.get()]
@@ -83,7 +84,8 @@ class Generation:
             for choice, update in batch:
                 self._account(choice, update)
                 if update.finish_reason == "error":
-                    raise RequestError(update.error or "the engine gave up on this request")
+                    kind = RequestError if self._service.engine.session.failure is None else EngineError
+                    raise kind(update.error or "the engine gave up on this request")
             yield batch
 
     async def all(self) -> list[list[Update]]:

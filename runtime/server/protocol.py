@@ -114,6 +114,10 @@ class ChatBody(_Generation):
     top_logprobs: StrictInt | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: StrictBool | None = None
+    #: Given to the chat template, which knows what to do with it or ignores it.
+    reasoning_effort: Annotated[StrictStr, Field(max_length=64)] | None = None
+    include_reasoning: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -15,8 +15,10 @@ from ..async_engine import AsyncEngine
 from ..outputs import Update
 from ..request_errors import ParameterError
 from ..sampling_params import SamplingParams
+from ..session import Session
 from .errors import ApiError
 from .metrics import Metrics
+from .parsers import AnswerStyle, find_style
 from .protocol import ChatBody, CompletionBody
 from .structured import structured_output
 
@@ -70,6 +72,8 @@ class ServerConfig:
         worker_threads: threads for tokenization and chat templates.
         max_body_bytes: larger request bodies are refused with 413.
         lora_updating: clients may load and unload LoRA adapters.
+        tool_call_parser, reasoning_parser: names of ``parsers``, ``none``, or ``auto``: by the chat template.
+        tokenizer_info: answer GET /tokenizer_info, which shows the chat template.
         stall_seconds: /health says 503 when requests are running and nothing has happened for this long.
     """
 
@@ -78,6 +82,9 @@ class ServerConfig:
     worker_threads: int = 2
     max_body_bytes: int = 16 << 20
     lora_updating: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    tokenizer_info: bool = False
     stall_seconds: float = 120.0
 
 
@@ -97,6 +104,7 @@ class Service:
                     f"{name!r} names both the model and a LoRA adapter; give one of them another name by "
                     "--served-model-name or --lora-modules"
                 )
+        self.style = _style(engine.session, config)
         source = engine.session.info.generation_config if config.use_generation_config else {}
         found = {name: source[name] for name in _MODEL_DEFAULTS if source.get(name) is not None}
         self._defaults: dict[str, Any] = {"temperature": 1.0, **found}
@@ -189,6 +197,19 @@ class Service:
         """Stop the engine and the threads."""
         await self.engine.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _style(session: Session, config: ServerConfig) -> AnswerStyle:
+    """How the model writes calls and reasoning."""
+    tokenizer = session.tokenizer
+    templates = {} if tokenizer is None else tokenizer.chat_templates
+    template = templates.get("tool_use", templates.get("default"))
+    return find_style(
+        "" if template is None else template.source,
+        {} if tokenizer is None else tokenizer.special_ids_by_text,
+        config.tool_call_parser,
+        config.reasoning_parser,
+    )
 
 
 def refuse_unserved(body: CompletionBody | ChatBody) -> None:

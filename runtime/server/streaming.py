@@ -60,18 +60,28 @@ async def while_connected(receive: Receive, work: Awaitable[_T]) -> _T:
 
 
 class EventStream(Response):
-    """Sends events as they come, ``[DONE]`` last, also after an error.
+    """Sends events as they come and, also after an error, what ends the stream.
 
     Args:
         events: bytes to send.
         close: called in any case at the end: frees what the stream holds in the engine.
+        failed: the event that tells of an error.
+        ending: sent last.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        close: Callable[[], None],
+        failed: Callable[[Exception], bytes] = lambda error: event(describe(error)[1]),
+        ending: bytes = DONE,
+    ) -> None:
         self._events = events
         self._close = close
+        self._failed = failed
+        self._ending = ending
         self.status_code = 200
         self.background = None
         # Proxies must pass events on at once.
@@ -86,8 +96,8 @@ class EventStream(Response):
         except (
             asyncio.CancelledError
         ):  # a shutdown that waits no longer; a client that goes is no cancellation
-            _, body = describe(shut_down())
-            await send({"type": "http.response.body", "body": event(body) + DONE, "more_body": False})
+            last = self._failed(shut_down()) + self._ending
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._close()
 
@@ -98,9 +108,8 @@ class EventStream(Response):
         except (asyncio.CancelledError, OSError):
             raise
         except Exception as error:  # the status line is gone, so that the error travels as an event
-            _, body = describe(error)
-            await send({"type": "http.response.body", "body": event(body), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._failed(error), "more_body": True})
+        await send({"type": "http.response.body", "body": self._ending, "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

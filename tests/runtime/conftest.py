@@ -5,6 +5,9 @@ from __future__ import annotations
 import live_server
 import make_tokenizer
 import pytest
+import tool_answers
+from castiron.runtime.tokenizer import Tokenizer
+from fake_core import FakeCore
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +19,28 @@ def folder(tmp_path_factory):
 def server(folder):
     with live_server.serve(tokenizer_dir=folder) as (url, service):
         yield url, service
+
+
+@pytest.fixture(scope="session")
+def tools_folder(tmp_path_factory):
+    return make_tokenizer.byte_level(tmp_path_factory.mktemp("tools"), chat_template=tool_answers.TEMPLATE)
+
+
+@pytest.fixture
+def saying(tools_folder):
+    """Starts a server whose model says a text and ends: (URL, service, core)."""
+    running = []
+
+    def start(text, **options):
+        end = tool_answers.END
+        core = FakeCore(script=[*Tokenizer(tools_folder).encode(text, add_special_tokens=False), end])
+        limits = {"eos_token_ids": (end,), "max_seq_len": 2048}
+        running.append(live_server.serve(core, tokenizer_dir=tools_folder, **limits, **options))
+        return *running[-1].__enter__(), core
+
+    yield start
+    for manager in running:
+        manager.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")

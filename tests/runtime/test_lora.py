@@ -13,9 +13,11 @@ import live_server
 import ml_dtypes
 import numpy as np
 import pytest
+from castiron.engines import open_engine
 from castiron.engines.golden import pack_arrays
 from castiron.runtime.async_engine import AsyncEngine
 from castiron.runtime.lora import Adapters, read_adapter
+from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.request_errors import AdapterError, AdapterNotFoundError, QueueFullError
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.server.service import ServerConfig, Service
@@ -249,6 +251,9 @@ def test_a_prepared_adapter_stays_until_the_request_has_it(adapters):
 def test_a_name_means_one_adapter(adapters, tmp_path):
     with pytest.raises(AdapterError, match="is 5; expected a path"):
         adapters.load("d", 5)
+    for name in ("", "d\r\nX-Injected: 1", "d\n", "d\x1b[2J", "\ud800", "d" * 257):
+        with pytest.raises(AdapterError, match="expected 1 to 256 printable characters"):
+            adapters.load(name, tmp_path / "a")
     with pytest.raises(AdapterError, match="loaded already"):
         adapters.load("a", tmp_path / "b")
     adapters.unload("a")
@@ -332,6 +337,15 @@ def test_adapters_that_cannot_be_loaded_are_refused_with_the_reason(server, tmp_
     assert "--max-lora-rank" in answer.json()["error"]["message"]
     assert post(url, "/v1/load_lora_adapter", lora_name="base", lora_path="/x").status_code == 400
     assert post(url, "/v1/load_lora_adapter", lora_name="x").json()["error"]["param"] == "lora_path"
+
+
+@pytest.mark.parametrize("name", ["max_loras", "max_lora_rank", "max_cpu_loras"])
+def test_limits_of_adapters_are_refused_where_there_are_to_be_none(engine_folder, name):
+    engine = open_engine(engine_folder)
+    with pytest.raises(EngineError, match=rf"{name} is 8, and the engine is to take no LoRA adapters"):
+        RuntimeOptions(**{name: 8}).check(engine)
+    RuntimeOptions(**{name: 8}, enable_lora=True).check(engine)
+    RuntimeOptions(enable_lora=True).check(engine)
 
 
 def test_clients_change_adapters_only_where_the_server_allows_it(tmp_path):

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, on top of the same turn of the assistant as chat completions."""

@@ -1,0 +1,64 @@
+"""Request bodies of /v1/messages; unknown fields are accepted and ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from ..protocol import Number
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class OutputFormat(_Body):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(_Body):
+    """How much to think, and the form of the answer."""
+
+    effort: StrictStr | None = None
+    format: OutputFormat | None = None
+
+
+class Thinking(_Body):
+    """Whether to think; a budget is not followed."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class ToolChoice(_Body):
+    """Which tools to use."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: StrictStr | None = None
+    disable_parallel_tool_use: StrictBool | None = None
+
+
+class CountBody(_Body):
+    """POST /v1/messages/count_tokens."""
+
+    model: StrictStr | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    system: StrictStr | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[StrictInt, Field(ge=1)]
+    stop_sequences: list[StrictStr] | None = None
+    stream: StrictBool | None = None
+    temperature: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=0)] | None = None
+    top_p: Number | None = None

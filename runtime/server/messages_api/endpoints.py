@@ -1,0 +1,56 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from castiron.errors import CastironError
+
+from ..body import parse
+from ..chat_turn import ChatTurn, checked_tools
+from ..conversation import encode
+from ..errors import ApiError, response
+from ..service import Service
+from ..streaming import EventStream, while_connected
+from .answer import Answer, error_body, event
+from .body import CountBody, MessagesBody
+from .conversion import chat_body
+
+
+async def create_message(service: Service, request: Request) -> Response:
+    """Answer one request."""
+    try:
+        body = await parse(request, MessagesBody, service.config.max_body_bytes)
+        turn = await ChatTurn.begin(service, chat_body(body))
+        answer = Answer(turn)
+        if body.stream:
+            return EventStream(answer.events(), turn.close, lambda error: event(error_body(error)[1]), b"")
+        try:
+            return JSONResponse(await while_connected(request.receive, answer.whole()))
+        finally:
+            turn.close()
+    except (ApiError, CastironError) as error:
+        return _refusal(service, error)
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """How many tokens the prompt of a message has."""
+    try:
+        body = chat_body(await parse(request, CountBody, service.config.max_body_bytes))
+        service.admit(body.model)
+        use = checked_tools(service, body)
+        tokenizer = service.engine.session.need_tokenizer
+        prompt = await service.off_loop(lambda: encode(tokenizer(), body, use, service.style))
+        return JSONResponse({"input_tokens": len(prompt.ids)})
+    except (ApiError, CastironError) as error:
+        return _refusal(service, error)
+
+
+def _refusal(service: Service, error: Exception) -> Response:
+    """An error in Anthropic's envelope, with the headers that it has in OpenAI's."""
+    known = response(error)
+    status, body = error_body(error)
+    service.metrics.refused(status)
+    headers = {k: v for k, v in known.headers.items() if k not in ("content-length", "content-type")}
+    return JSONResponse(body, status, headers)

@@ -1,0 +1,219 @@
+"""The base of all parsers: text in pieces goes in, deltas come out, whatever the pieces are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any
+
+from .deltas import CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
+from .json_scanner import JsonScanner, json_object
+from .reader import Reading, TextReader
+
+#: What a function may be called; a name the request does not have is passed on, for the client to refuse.
+FUNCTION_NAME = re.compile(r"[\w.:/@-]{1,128}", re.ASCII)
+
+
+class Parser:
+    """Splits a text into deltas. One for each output.
+
+    Subclasses give ``_answer``, which reads ``self._text`` and calls ``_say``, ``_think`` and the like.
+    Blanks at the end of content and of reasoning are held until more of the same follows, so that those
+    around a call are left out.
+
+    Args:
+        functions: names of the functions that the request offers.
+    """
+
+    def __init__(self, functions: Collection[str] = ()) -> None:
+        self._functions = frozenset(functions)
+        self._text = TextReader()
+        self._found: list[Delta] = []
+        self._blanks = ""
+        self._thought_blanks = ""
+        self._said = False
+        self._ends_with_call = False
+        self._calls = 0
+        self._reading: Reading[None] | None = self._answer()
+        self._go_on()
+
+    def push(self, text: str) -> list[Delta]:
+        """Add a piece of the text; returns what is now certain."""
+        self._text.feed(text)
+        self._go_on()
+        return self._taken()
+
+    def flush(self) -> list[Delta]:
+        """The text is over; returns what is left."""
+        self._text.end()
+        self._go_on()
+        if self._blanks and not self._ends_with_call:
+            self._found.append(Content(self._blanks))
+        return self._taken()
+
+    def _answer(self) -> Reading[None]:
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        if self._reading is not None and next(self._reading, _OVER) is _OVER:
+            self._reading = None
+
+    def _taken(self) -> list[Delta]:
+        taken, self._found = self._found, []
+        return taken
+
+    def _say(self, text: str) -> None:
+        """Content."""
+        text = self._blanks + text
+        shown = text.rstrip()
+        self._blanks = text[len(shown) :]
+        if shown:
+            if self._calls and not self._said:
+                shown = shown.lstrip()
+            self._said, self._ends_with_call = True, False
+            self._found.append(Content(shown))
+
+    def _think(self, text: str) -> None:
+        """Reasoning."""
+        text = self._thought_blanks + text
+        shown = text.rstrip()
+        self._thought_blanks = text[len(shown) :]
+        if shown:
+            self._found.append(Reasoning(shown))
+
+    def _give_up(self) -> None:
+        """What has been read since the mark is no call: it is content."""
+        self._say(self._text.raw)
+        self._text.mark()
+
+    def _start(self, name: str) -> int:
+        self._ends_with_call = True
+        index, self._calls = self._calls, self._calls + 1
+        self._found.append(CallStart(index, name))
+        return index
+
+    def _whole_call(self, name: str, arguments: dict[str, Any]) -> None:
+        """A call that has been read to its end."""
+        self._found.append(CallArguments(self._start(name), json.dumps(arguments)))
+        self._text.mark()
+
+    def _arguments(self, name: str) -> Reading[bool]:
+        """A call whose arguments begin at the cursor; False where they are broken, which is then said."""
+        index = self._start(name)
+        pieces: list[str] = []
+
+        def put(text: str) -> None:
+            if text:
+                pieces.append(text)
+                self._found.append(CallArguments(index, text))
+
+        complete = yield from self._text.json(JsonScanner(), put)
+        if complete and json_object("".join(pieces)) is not None:
+            return True
+        self._found.append(CallBroken(index, self._blanks + self._text.raw))
+        self._blanks, self._said, self._ends_with_call = "", True, False
+        self._text.mark()
+        return False
+
+    def _call_object(self, only_known: bool = False) -> Reading[bool]:
+        """A call as one object at the cursor, ``{"name": ..., "arguments": {...}}``. False where it is none;
+        what has been read since the mark is content then, or said to be broken.
+
+        Args:
+            only_known: it is none unless the request has a function of the name.
+        """
+        text = self._text
+        start = text.place
+        name = yield from self._head()
+        if name is not None:
+            if only_known and name not in self._functions:
+                self._give_up()
+                return False
+            if not (yield from self._arguments(name)):
+                return False
+            yield from self._rest_of_object()
+            text.mark()
+            return True
+        text.back(start)
+        return (yield from self._object_at_once(only_known))
+
+    def _head(self) -> Reading[str | None]:
+        """Read an object of the usual order up to the arguments; the name of the function."""
+        text = self._text
+        if not (yield from self._sign("{")):
+            return None
+        key = yield from text.take('"name"', '"type"')
+        if key == '"type"':
+            typed = (
+                (yield from self._sign(":")) and (yield from self._quoted()) and (yield from self._sign(","))
+            )
+            key = (yield from text.take('"name"')) if typed else None
+        if key is None or not (yield from self._sign(":")):
+            return None
+        name = yield from self._quoted()
+        if name is None or not FUNCTION_NAME.fullmatch(name) or not (yield from self._sign(",")):
+            return None
+        if (yield from text.take(*_ARGUMENTS)) is None or not (yield from self._sign(":")):
+            return None
+        return name if (yield from text.peek()) == "{" else None
+
+    def _sign(self, sign: str) -> Reading[bool]:
+        """Read a sign and the blanks around it."""
+        yield from self._text.blanks()
+        found = yield from self._text.take(sign)
+        yield from self._text.blanks()
+        return found is not None
+
+    def _quoted(self) -> Reading[str | None]:
+        if (yield from self._text.take('"')) is None:
+            return None
+        found = yield from self._text.before('"', most=128)
+        return None if found is None else found[0]
+
+    def _rest_of_object(self) -> Reading[None]:
+        """Read what follows the arguments in their object, if it is well-formed."""
+        place = self._text.place
+        scanner = JsonScanner()
+        scanner.feed("{")
+        if not (yield from self._text.json(scanner, lambda _: None)):
+            self._text.back(place)
+
+    def _object_at_once(self, only_known: bool) -> Reading[bool]:
+        """A call whose fields are in another order, or whose arguments are in a string: known at its end."""
+        text = self._text
+        start = text.place
+        hopeful = (yield from self._sign("{")) and (yield from text.take(*_FIRST_KEYS)) is not None
+        if hopeful:
+            text.back(start)
+            yield from text.blanks()
+            pieces: list[str] = []
+            whole = yield from text.json(JsonScanner(), pieces.append)
+            call = _call_of("".join(pieces)) if whole else None
+            if call is not None and not (only_known and call[0] not in self._functions):
+                self._whole_call(*call)
+                return True
+        self._give_up()
+        return False
+
+
+_OVER = object()
+#: Names of the field with the arguments: OpenAI's and Llama's.
+_ARGUMENTS = ('"arguments"', '"parameters"')
+_FIRST_KEYS = ('"name"', '"type"', '"id"', '"function"', *_ARGUMENTS)
+
+
+def _call_of(text: str) -> tuple[str, dict[str, Any]] | None:
+    value = json_object(text)
+    if value is None:
+        return None
+    function = value.get("function")
+    if isinstance(function, dict):
+        value = function
+    name = value.get("name", function)
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = json_object(arguments)
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name) or not isinstance(arguments, dict):
+        return None
+    return name, arguments

@@ -1,0 +1,98 @@
+"""/tokenize, /detokenize and /tokenizer_info, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .body import parse, validated
+from .conversation import encode
+from .errors import ApiError
+from .protocol import ChatBody, TokenList
+from .service import Service
+from .text_logprobs import token_name
+from .tools import tool_use
+
+_OF_CHAT = (
+    *("model", "messages", "tools", "add_generation_prompt", "continue_final_message"),
+    *("chat_template_kwargs", "documents", "reasoning_effort"),
+)
+
+
+class TokenizeBody(BaseModel):
+    """A prompt, or messages for the chat template."""
+
+    model_config = ConfigDict(extra="ignore")
+    model: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: StrictStr | None = None
+    add_special_tokens: StrictBool | None = None
+    return_token_strs: StrictBool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(extra="ignore")
+    model: StrictStr | None = None
+    tokens: TokenList
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """The token ids that a request would have as its prompt."""
+    body = await parse(request, TokenizeBody, service.config.max_body_bytes)
+    service.admit(body.model)
+    if (body.prompt is None) == (not body.messages):
+        raise ApiError(400, "give either prompt, a text, or messages, a list that is not empty", "prompt")
+    ids = await service.off_loop(lambda: _ids(service, body))
+    answer: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": service.engine.session.info.max_seq_len,
+        "tokens": ids,
+        "token_strs": None,
+    }
+    if body.return_token_strs:
+        tokenizer = service.engine.session.tokenizer
+        answer["token_strs"] = await service.off_loop(lambda: [token_name(tokenizer, t) for t in ids])
+    return JSONResponse(answer)
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    body = await parse(request, DetokenizeBody, service.config.max_body_bytes)
+    service.admit(body.model)
+    session = service.engine.session
+
+    def text() -> str:
+        ids = session.token_ids(body.tokens) if body.tokens else []
+        return session.need_tokenizer().decode(ids, skip_special_tokens=False)
+
+    return JSONResponse({"prompt": await service.off_loop(text)})
+
+
+async def tokenizer_info(service: Service) -> Response:
+    """The checkpoint's tokenizer_config.json with its chat template and special tokens."""
+    tokenizer = service.engine.session.need_tokenizer()
+    templates = {name: template.source for name, template in tokenizer.chat_templates.items()}
+    template = templates.get("default") if len(templates) < 2 else templates
+    return JSONResponse({**tokenizer.config, **tokenizer.special_tokens, "chat_template": template})
+
+
+def _ids(service: Service, body: TokenizeBody) -> list[int]:
+    tokenizer = service.engine.session.need_tokenizer()
+    if body.prompt is not None:
+        return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+    chat = validated(ChatBody, {name: getattr(body, name) for name in _OF_CHAT})
+    prompt = encode(tokenizer, chat, tool_use(chat.tools, None, True), service.style)
+    # The template writes what special tokens the model wants; more only for who asks.
+    extra = tokenizer.encode("", True) if body.add_special_tokens else []
+    return [*extra, *prompt.ids]
