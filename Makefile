@@ -9,10 +9,10 @@ BIN    := $(VENV)/bin
 # Only building engines needs torch. This release has a CPU build and is the one the tests run with.
 TORCH  ?= torch==2.13.0
 
-SOURCES := pyproject.toml $(shell find CMakeLists.txt cpp castiron graph calibration plugins build engines runtime \
-             -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
+SOURCES := pyproject.toml $(shell find CMakeLists.txt cpp web castiron graph calibration plugins build engines runtime \
+             -type f -not -path '*/node_modules/*' -not -path '*/page_files/*' -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
-.PHONY: demo test lint cpp-test python-test system-packages clean
+.PHONY: demo test lint cpp-test python-test page page-test system-packages clean
 
 demo: $(VENV)/installed-build
 	$(BIN)/python examples/demo.py --dir $(DEMO)
@@ -38,6 +38,16 @@ cpp-test: $(VENV)/installed-dev
 # A file's tests stay in one process: they share engines that took seconds to build.
 python-test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# The server's page for a checkout that is run in place; an installed castiron has it where npm was found.
+page:
+	cd web && npm ci && npm run check && node build.mjs ../runtime/server/page_files
+
+# The page in headless Chromium, which Debian has as a package.
+page-test: $(VENV)/installed-dev
+	$(BIN)/pip install -q "playwright>=1.50,<2"
+	command -v chromium >/dev/null || apt-get install -y -qq chromium
+	$(BIN)/python -m pytest -n 0 tests/runtime/test_page_in_browser.py
 
 # Compilers and headers, where they are missing and this user may install them.
 system-packages:
@@ -66,4 +76,4 @@ $(VENV)/installed-dev: $(VENV)/python $(SOURCES)
 	touch $@ $(VENV)/installed-build
 
 clean:
-	rm -rf $(VENV) $(DEMO) _build*
+	rm -rf $(VENV) $(DEMO) _build* web/node_modules runtime/server/page_files

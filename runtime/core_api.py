@@ -116,6 +116,7 @@ class EngineInfo:
         device: which program runs, and where; None for a core that is no engine's (tests).
         max_batch_size, max_num_tokens, max_seq_len: the limits in force, at most the engine's.
         eos_token_ids: tokens that end an output, from the checkpoint's generation config.
+        kernels: how many steps of a pass each kernel computes (``kernel_paths``).
         tokenizer_dir: None for an engine without a tokenizer (token ids in, token ids out).
         generation_config: the checkpoint's own sampling defaults, by Hugging Face's names.
     """
@@ -126,6 +127,7 @@ class EngineInfo:
     max_batch_size: int
     max_num_tokens: int
     device: DeviceChoice | None = None
+    kernels: Mapping[str, int] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     tokenizer_dir: Path | None = None
     generation_config: dict[str, Any] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from castiron.errors import EngineError
 
 from ..engines import open_engine
+from ..engines.kernel_paths import kernel_paths
 from ..engines.kv_cache import block_bytes
 from ..engines.program import BLOCK_TOKENS, module_sizes
 from .core_api import Core, CoreTypes, EngineInfo
@@ -154,6 +155,7 @@ def open_session(
     info = EngineInfo(
         name=engine.name,
         device=loaded.choice,
+        kernels=kernel_paths(loaded.program),
         vocab_size=loaded.program.vocab_size,
         max_seq_len=limits.max_seq_len,
         max_batch_size=options.max_batch_size or limits.max_batch_size,

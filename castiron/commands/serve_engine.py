@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Answer GET /tokenizer_info with the tokenizer's configuration, chat template included.",
 )
+@click.option("--disable-page", is_flag=True, help="Serve the API alone, no playground and live view at /.")
 @click.option("--access-log/--no-access-log", default=False, help="Log a line for each request.")
 @click.option(
     "--log-level",
@@ -84,6 +85,7 @@ def command(
     tool_call_parser: str,
     reasoning_parser: str,
     enable_tokenizer_info_endpoint: bool,
+    disable_page: bool,
     access_log: bool,
     log_level: str,
     runtime: dict[str, Any],
@@ -114,6 +116,7 @@ def command(
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
             tokenizer_info=enable_tokenizer_info_endpoint,
+            page=not disable_page,
         )
         service = Service(AsyncEngine(session), config)
         _describe(session, seconds)

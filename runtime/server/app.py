@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import castiron
 
 from ..step_trace import chrome_trace
-from . import api_routes, errors
+from . import api_routes, errors, page
 from .adapters import LoadBody, UnloadBody, load_adapter, unload_adapter
 from .chat import chat_completions
 from .completions import completions
@@ -24,6 +24,7 @@ from .errors import ApiError
 from .openapi import request_schema
 from .protocol import ChatBody, CompletionBody
 from .service import Service
+from .stats import get_stats
 from .streaming import ClientGoneError
 
 #: nginx's status for a client that closed the connection; only logs ever see it.
@@ -93,6 +94,10 @@ def make_app(service: Service) -> ASGIApp:
     async def version() -> Response:
         return JSONResponse({"version": castiron.__version__})
 
+    @app.get("/stats")
+    async def stats(request: Request) -> Response:
+        return await get_stats(service, request)
+
     @app.get("/trace")
     async def trace() -> Response:
         stats = await service.off_loop(lambda: service.engine.session.core.stats(1024))
@@ -103,6 +108,8 @@ def make_app(service: Service) -> ASGIApp:
         text = await service.off_loop(service.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    if service.config.page:
+        page.install(app)
     return SingleSlashes(app)
 
 

@@ -41,6 +41,7 @@ _TPOT = (
 
 
 _ENGINE_COUNTERS = (
+    ("engine_steps", "Steps that the engine has run.", "steps"),
     ("num_preemptions", "Times that a request was set back for want of KV blocks.", "preemptions"),
     ("recomputed_tokens", "Tokens computed again after that.", "recomputed_tokens"),
     ("prefix_cache_queries", "Prompt tokens looked for in the KV cache.", "prefix_query_tokens"),

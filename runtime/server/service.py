@@ -74,6 +74,7 @@ class ServerConfig:
         lora_updating: clients may load and unload LoRA adapters.
         tool_call_parser, reasoning_parser: names of ``parsers``, ``none``, or ``auto``: by the chat template.
         tokenizer_info: answer GET /tokenizer_info, which shows the chat template.
+        page: answer with the page at /.
         stall_seconds: /health says 503 when requests are running and nothing has happened for this long.
     """
 
@@ -85,6 +86,7 @@ class ServerConfig:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     tokenizer_info: bool = False
+    page: bool = True
     stall_seconds: float = 120.0
 
 

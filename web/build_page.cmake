@@ -1,0 +1,33 @@
+# Fetches the page's packages into WORK and bundles SOURCE into PAGE; a failure is told, and ends the build only if
+# the page is REQUIRED.
+function(fail message)
+  file(REMOVE_RECURSE ${PAGE})
+  if(REQUIRED STREQUAL "ON")
+    message(FATAL_ERROR "${message}")
+  endif()
+  message(WARNING "The server's page is left out. ${message}")
+endfunction()
+
+set(wanted ${SOURCE}/package.json ${SOURCE}/package-lock.json ${SOURCE}/.npmrc)
+file(SHA256 ${SOURCE}/package-lock.json lock)
+set(have "")
+if(EXISTS ${WORK}/node_modules/lock.sha256)
+  file(READ ${WORK}/node_modules/lock.sha256 have)
+endif()
+if(NOT have STREQUAL lock)
+  file(COPY ${wanted} DESTINATION ${WORK})
+  execute_process(COMMAND ${NPM} ci --omit=dev --no-progress --fetch-retries=1 WORKING_DIRECTORY ${WORK} TIMEOUT 180
+    RESULT_VARIABLE code OUTPUT_VARIABLE told ERROR_VARIABLE told)
+  if(NOT code EQUAL 0)
+    fail("npm ci failed (${code}): ${told}")
+    return()
+  endif()
+  file(WRITE ${WORK}/node_modules/lock.sha256 ${lock})
+endif()
+execute_process(COMMAND ${CMAKE_COMMAND} -E env NODE_PATH=${WORK}/node_modules ${NODE} ${SOURCE}/build.mjs ${PAGE}
+  RESULT_VARIABLE code OUTPUT_VARIABLE told ERROR_VARIABLE told)
+if(NOT code EQUAL 0)
+  fail("esbuild failed (${code}): ${told}")
+  return()
+endif()
+file(TOUCH ${STAMP})
