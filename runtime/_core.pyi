@@ -175,6 +175,9 @@ class Event:
     def cached_tokens(self) -> int:
         """Prompt tokens taken from the cache instead of computed."""
     @property
+    def queue_seconds(self) -> float:
+        """What the request waited for its first step."""
+    @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
         """Of prompt tokens 1, 2, ..., in one event, when the prompt is processed; if asked for."""
     @property

@@ -46,6 +46,7 @@ class CoreEvent(Protocol):
     error: str
     prompt_tokens: int
     cached_tokens: int
+    queue_seconds: float
     beams: Sequence[CoreBeam]
     prompt_logprobs: Sequence[CoreLogprobs]
     context_logits: npt.NDArray[np.float32] | None
@@ -119,6 +120,7 @@ class EngineInfo:
         kernels: how many steps of a pass each kernel computes (``kernel_paths``).
         tokenizer_dir: None for an engine without a tokenizer (token ids in, token ids out).
         generation_config: the checkpoint's own sampling defaults, by Hugging Face's names.
+        architecture, parameters, dtype: of the model, for people; ``dtype`` says how it is quantized, too.
     """
 
     name: str
@@ -131,6 +133,9 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...] = ()
     tokenizer_dir: Path | None = None
     generation_config: dict[str, Any] = field(default_factory=dict)
+    architecture: str = ""
+    parameters: int = 0
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ..engines.program import BLOCK_TOKENS, module_sizes
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
 from .options import RuntimeOptions
+from .phases import Phases
 from .session import Session
 from .tokenizer_preload import TokenizerPreload
 
@@ -134,9 +135,15 @@ def _same_tokenizer(engine: Engine, draft: Engine) -> bool:
 
 
 def open_session(
-    engine_dir: str | os.PathLike[str], rank: int = 0, options: RuntimeOptions | None = None
+    engine_dir: str | os.PathLike[str],
+    rank: int = 0,
+    options: RuntimeOptions | None = None,
+    phases: Phases | None = None,
 ) -> Session:
     """Load an engine on this machine's best device and start its thread.
+
+    Args:
+        phases: gets the seconds of each part.
 
     Raises:
         EngineError: the folder is no engine, damaged, or made for another version or device; an option is
@@ -145,13 +152,16 @@ def open_session(
     options = options or RuntimeOptions()
     if rank != 0:
         raise EngineError(f"rank is {rank!r}; this engine has rank 0 alone")
-    engine = open_engine(engine_dir, every_program=False)
-    options.check(engine)
+    phases = phases or Phases()
+    with phases("engine"):
+        engine = open_engine(engine_dir, every_program=False)
+        options.check(engine)
     limits = engine.manifest.limits
     tokens = engine.manifest.special_tokens
     preload = None if engine.tokenizer_dir is None else TokenizerPreload(engine.tokenizer_dir)
     # The session bounds the queue; a runner's batch may have any number of prompts.
-    loaded = load_core(engine, options, max_queue_size=1 << 20, vocab_limit=tokens.vocab_size_used)
+    with phases("weights"):
+        loaded = load_core(engine, options, max_queue_size=1 << 20, vocab_limit=tokens.vocab_size_used)
     info = EngineInfo(
         name=engine.name,
         device=loaded.choice,
@@ -163,11 +173,17 @@ def open_session(
         eos_token_ids=tuple(tokens.eos_token_ids),
         tokenizer_dir=engine.tokenizer_dir,
         generation_config=dict(engine.generation_config),
+        architecture=engine.manifest.model.architecture,
+        parameters=engine.manifest.model.parameters,
+        dtype=_dtype(engine),
     )
     module = loaded.module
     types = CoreTypes(module.SamplingParams, module.QueueFullError, module.EngineDeadError)
+    adapters = None
     try:
-        adapters = make_adapters(loaded.core, loaded.program, options) if options.wants_lora else None
+        if options.wants_lora:
+            with phases("adapters"):
+                adapters = make_adapters(loaded.core, loaded.program, options)
     except BaseException:
         loaded.core.shutdown()
         raise
@@ -179,6 +195,12 @@ def open_session(
         preload=preload,
         adapters=adapters,
     )
+
+
+def _dtype(engine: Engine) -> str:
+    quantization = engine.manifest.quantization
+    dtype = engine.manifest.model.dtype
+    return dtype if quantization is None else f"{dtype}, quantized by {quantization.recipe}"
 
 
 def check_takes_adapters(engine: Engine, program: Program, choice: DeviceChoice) -> None:

@@ -134,6 +134,8 @@ class RuntimeOptions:
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and speculative_decoding is none; "
                 "leave it out, or choose ngram, suffix or draft"
             )
+        if self.draft_engine is not None and not isinstance(self.draft_engine, str | os.PathLike):
+            raise EngineError(f"draft_engine is {self.draft_engine!r}; expected the folder of an engine")
         if (self.speculative_decoding == "draft") != (self.draft_engine is not None):
             raise EngineError(
                 f"speculative_decoding is {self.speculative_decoding} and draft_engine is "
@@ -144,8 +146,9 @@ class RuntimeOptions:
                 f"num_speculative_tokens is {self.num_speculative_tokens}; expected at most "
                 f"{MAX_SPECULATIVE_TOKENS}"
             )
-        if not 0 <= self.watchdog_timeout <= 1e6:
-            raise EngineError(f"watchdog_timeout is {self.watchdog_timeout!r}; expected 0 (off) to 1000000 s")
+        timeout = self.watchdog_timeout
+        if not (_is_number(timeout) and 0 <= timeout <= 1e6):
+            raise EngineError(f"watchdog_timeout is {timeout!r}; expected 0 (off) to 1000000 seconds")
         for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
             if getattr(self, name) is not None and not self.wants_lora:
                 raise EngineError(
@@ -172,7 +175,10 @@ class RuntimeOptions:
             raise EngineError(
                 "kv_cache_blocks and kv_cache_memory both set the size of the KV cache; give one of them"
             )
-        if self.kv_cache_fraction is not None and not 0 < self.kv_cache_fraction <= 1:
-            raise EngineError(
-                f"kv_cache_fraction is {self.kv_cache_fraction!r}; expected more than 0, at most 1"
-            )
+        part = self.kv_cache_fraction
+        if part is not None and not (_is_number(part) and 0 < part <= 1):
+            raise EngineError(f"kv_cache_fraction is {part!r}; expected more than 0, at most 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

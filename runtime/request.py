@@ -43,6 +43,7 @@ class Request:
         "id",
         "params",
         "prompt_ids",
+        "queue_seconds",
         "sink",
     )
 
@@ -60,6 +61,8 @@ class Request:
         self.params = params
         self.sink = sink
         self.done = False
+        #: What it waited for its first step; None until its first event.
+        self.queue_seconds: float | None = None
         self._count = 0
         self._scored = False
         self._eos = eos_token_ids
@@ -78,6 +81,8 @@ class Request:
         """What an event adds, if anything; ``done`` is set with the last update, which a stop string may
         bring.
         """
+        if self.queue_seconds is None:
+            self.queue_seconds = event.queue_seconds
         if self._last is not None:
             return self._stopped(self._last, event)
         if event.beams:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import click
 
-from .common import engine_argument, human_bytes
+from .common import engine_argument
+from .config_file import configurable, given_options
 from .runtime_options import runtime_options
+from .server_options import front_of, listen_of, server_options
+from .server_report import show_routes, show_session
 
-if TYPE_CHECKING:
-    from castiron.runtime.session import Session
 
-
+@configurable
 @click.command(short_help="Serve an engine over an OpenAI-compatible HTTP API.")
 @engine_argument
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port; 0 = any free one.")
 @click.option(
     "--served-model-name", multiple=True, show_default="the engine's", help="Model names to answer to."
 )
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 @click.option("--worker-threads", type=click.IntRange(min=1), default=2, help="Threads for tokenization.")
 @click.option(
     "--max-body-bytes", type=click.IntRange(min=1024), default=16 << 20, help="Larger bodies get 413."
-)
-@click.option(
-    "--shutdown-timeout", type=click.IntRange(min=0), default=30, help="Seconds to finish after SIGTERM."
 )
 @click.option(
     "--allow-runtime-lora-updating",
@@ -62,50 +58,55 @@ if TYPE_CHECKING:
     help="Answer GET /tokenizer_info with the tokenizer's configuration, chat template included.",
 )
 @click.option("--disable-page", is_flag=True, help="Serve the API alone, no playground and live view at /.")
-@click.option("--access-log/--no-access-log", default=False, help="Log a line for each request.")
 @click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    help="For the log.",
+    "--allow-engine-swap",
+    is_flag=True,
+    help="Let clients have another engine served, from any folder that the server can read.",
 )
+@server_options
 @runtime_options
 def command(
     engine: str,
-    host: str,
-    port: int,
     served_model_name: tuple[str, ...],
     max_queue_size: int,
     max_queued_tokens: int | None,
     generation_config: str,
     worker_threads: int,
     max_body_bytes: int,
-    shutdown_timeout: int,
     allow_runtime_lora_updating: bool,
     tool_call_parser: str,
     reasoning_parser: str,
     enable_tokenizer_info_endpoint: bool,
     disable_page: bool,
-    access_log: bool,
-    log_level: str,
+    allow_engine_swap: bool,
+    http: dict[str, Any],
     runtime: dict[str, Any],
 ) -> None:
     """Serve ENGINE: /v1/models, /v1/completions, /v1/chat/completions, /health, /metrics.
 
     SIGTERM finishes the running requests and ends with exit code 0; a second signal ends at once.
     """
-    from castiron.runtime.async_engine import AsyncEngine
-    from castiron.runtime.loading import open_session
-    from castiron.runtime.options import RuntimeOptions
-    from castiron.runtime.server.serve import serve
-    from castiron.runtime.server.service import ServerConfig, Service
+    from castiron.runtime.phases import Phases
 
-    began = time.perf_counter()
+    phases = Phases()
+    with phases("imports"):
+        from castiron.runtime.async_engine import AsyncEngine
+        from castiron.runtime.loading import open_session
+        from castiron.runtime.options import RuntimeOptions
+        from castiron.runtime.server.app import make_app
+        from castiron.runtime.server.logs import configure_logging
+        from castiron.runtime.server.serve import serve
+        from castiron.runtime.server.service import ServerConfig, Service
+
+    # What is wrong with these is said before a large engine is loaded.
+    listen, front = listen_of(http), front_of(http)
+    configure_logging(http["log_level"], http["log_format"])
     options = RuntimeOptions(max_queue_size=max_queue_size, max_queued_tokens=max_queued_tokens, **runtime)
-    session = open_session(engine, options=options)
+    session = open_session(engine, options=options, phases=phases)
+    close = session.close
     try:
-        tokenizer = session.tokenizer
-        seconds = time.perf_counter() - began
+        with phases("tokenizer"):  # what is left of it: it is loaded beside the weights
+            _ = session.tokenizer
         names = served_model_name or (session.info.name,)
         config = ServerConfig(
             model_names=names,
@@ -117,47 +118,19 @@ def command(
             reasoning_parser=reasoning_parser,
             tokenizer_info=enable_tokenizer_info_endpoint,
             page=not disable_page,
+            log_prompts=http["log_prompts"],
         )
-        service = Service(AsyncEngine(session), config)
-        _describe(session, seconds)
-        if tokenizer is None:
-            click.echo("no tokenizer: /v1/completions takes token ids only")
-        elif "default" not in tokenizer.chat_templates:
-            click.echo("no chat template: /v1/chat/completions is refused; /v1/completions works")
+        load = partial(open_session, options=options) if allow_engine_swap else None
+        service = Service(AsyncEngine(session), config, load)
+        close = service.slot.close_now
+        show_session(session, phases.seconds, given_options(click.get_current_context()))
+        app = make_app(service, front)
+        show_routes(app.routes)
         serve(
             service,
-            host,
-            port,
-            shutdown_timeout=shutdown_timeout,
-            access_log=access_log,
-            log_level=log_level,
-            ready=lambda actual: click.echo(f"serving {names[0]} on http://{_shown(host)}:{actual}/v1"),
+            app,
+            listen,
+            ready=lambda port: click.echo(f"serving {names[0]} on {listen.url(port)}{front.prefix}/v1"),
         )
     finally:
-        session.close()
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _describe(session: Session, seconds: float) -> None:
-    """What people look for when a server starts: limits, room in the KV cache, where the time went."""
-    from castiron import __version__
-
-    info, stats = session.info, session.core.stats()
-    click.echo(f"castiron {__version__}: {info.name}")
-    if info.device is not None:
-        click.echo(f"device: {info.device}")
-    click.echo(
-        f"limits: {info.max_batch_size} running requests, {info.max_num_tokens} tokens a step, "
-        f"{info.max_seq_len} tokens a request"
-    )
-    if blocks := stats.get("kv_blocks_total"):
-        tokens = blocks * 32
-        size = f", {human_bytes(stats['kv_bytes'])}" if "kv_bytes" in stats else ""
-        click.echo(
-            f"KV cache: {tokens} tokens{size}; maximum concurrency for {info.max_seq_len} tokens: "
-            f"{min(tokens / info.max_seq_len, info.max_batch_size):.1f}x"
-        )
-    click.echo(f"loaded in {seconds:.2f} s")
+        close()

@@ -1,5 +1,7 @@
 #include "batching/event.h"
 
+#include <algorithm>
+
 namespace castiron {
 
 namespace {
@@ -20,6 +22,7 @@ Event make_event(const Request& request, int from, int to, bool context, bool fi
     event.request_id = request.id;
     event.prompt_tokens = request.prompt_tokens;
     event.cached_tokens = request.cached_tokens;
+    event.queue_seconds = std::max(request.queue_seconds, 0.0F);
     // data() and not end(): the engine thread may be adding tokens behind `to` at this moment.
     const int32_t* output = request.tokens.data() + request.prompt_tokens;
     event.token_ids.assign(output + from, output + to);

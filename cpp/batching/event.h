@@ -28,7 +28,8 @@ struct Event {
     int prompt_tokens = 0;
     // Of prompt tokens 1, 2, ..., once, if asked for.
     std::vector<TokenLogprobs> prompt_logprobs;
-    int cached_tokens = 0;  // of them taken from the cache instead of computed
+    int cached_tokens = 0;    // of them taken from the cache instead of computed
+    float queue_seconds = 0;  // that the request waited for its first step
     int vocab_size = 0;
     std::shared_ptr<float[]> context_logits;     // [prompt_tokens, vocab_size], once, if asked for
     std::shared_ptr<float[]> generation_logits;  // [num_output, vocab_size], with the end, if asked for

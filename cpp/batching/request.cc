@@ -102,6 +102,11 @@ void Request::append(const SampledToken& sampled) {
     if (num_output() >= max_new_tokens) finish(FinishReason::kLength);
 }
 
+void Request::note_start() {
+    if (queue_seconds >= 0) return;
+    queue_seconds = std::chrono::duration<float>(std::chrono::steady_clock::now() - arrived).count();
+}
+
 void Request::advance_beams() {
     const bool goes_on = beams->search.choose();
     if (!goes_on) {

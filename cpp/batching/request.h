@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -115,6 +116,8 @@ struct alignas(64) Request {
     [[nodiscard]] int num_public() const { return beams == nullptr ? num_output() : 0; }
     // Output tokens of all texts that a beam search found.
     [[nodiscard]] int num_found() const;
+    // A step begins to run it, perhaps not for the first time.
+    void note_start();
     // Gives all KV blocks and promises back.
     void give_back(BlockPool& pool);
 
@@ -158,6 +161,8 @@ struct alignas(64) Request {
     const uint64_t seed;
     const RequestId id;
     int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news
+    const std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
+    float queue_seconds = -1;  // from there to its first step, -1: not yet; fixed once there is news
     int preemptions = 0;
     int32_t stop_token = -1;  // the stop token that ended it
     std::string error;

@@ -33,6 +33,7 @@ void Scheduler::admit() {
         if (blocked_ != Blocked::kNothing) return;
         waiting_.remove(request);
         request.state = RequestState::kPrefilling;
+        request.note_start();
         running_.insert(std::upper_bound(running_.begin(), running_.end(), &request,
                                          [](const Request* a, const Request* b) { return a->before(*b); }),
                         &request);

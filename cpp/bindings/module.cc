@@ -346,6 +346,7 @@ NB_MODULE(_core, m) {
         .def_ro("error", &Event::error)
         .def_ro("prompt_tokens", &Event::prompt_tokens)
         .def_ro("cached_tokens", &Event::cached_tokens)
+        .def_ro("queue_seconds", &Event::queue_seconds)
         .def_ro("prompt_logprobs", &Event::prompt_logprobs)
         .def_prop_ro("context_logits",
                      [](const Event& self) {

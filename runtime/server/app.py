@@ -1,9 +1,8 @@
-"""The application: routes, the error envelope, path normalization."""
+"""The application: routes and the error envelope, behind what every request passes."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
 
 import castiron
 
@@ -20,7 +19,10 @@ from . import api_routes, errors, page
 from .adapters import LoadBody, UnloadBody, load_adapter, unload_adapter
 from .chat import chat_completions
 from .completions import completions
+from .engine_swap import SwapBody, swap_engine
 from .errors import ApiError
+from .front import Front, FrontConfig
+from .load_log import log_load
 from .openapi import request_schema
 from .protocol import ChatBody, CompletionBody
 from .service import Service
@@ -31,16 +33,22 @@ from .streaming import ClientGoneError
 _CLIENT_GONE = 499
 
 
-def make_app(service: Service) -> ASGIApp:
+def make_app(service: Service, front: FrontConfig | None = None) -> Front:
     """The ASGI application over one engine; closes the engine when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # The loop keeps no task alive by itself.
+        load_log = asyncio.create_task(log_load(service))
         yield
+        load_log.cancel()
         await service.close()
+        if front is not None and front.tracer is not None:
+            await asyncio.to_thread(front.tracer.close)
 
     app = FastAPI(title="castiron", version=castiron.__version__, lifespan=lifespan)
     errors.install(app, service.metrics.refused)
+    app.add_exception_handler(ClientGoneError, _client_gone)
 
     @app.post("/v1/completions", openapi_extra=request_schema(CompletionBody))
     async def post_completions(request: Request) -> Response:
@@ -69,6 +77,10 @@ def make_app(service: Service) -> ASGIApp:
     @app.post("/v1/unload_lora_adapter", openapi_extra=request_schema(UnloadBody))
     async def post_unload_lora_adapter(request: Request) -> Response:
         return await unload_adapter(service, request)
+
+    @app.post("/v1/engine/swap", openapi_extra=request_schema(SwapBody))
+    async def post_engine_swap(request: Request) -> Response:
+        return await swap_engine(service, request)
 
     @app.get("/health")
     async def health() -> Response:
@@ -100,7 +112,7 @@ def make_app(service: Service) -> ASGIApp:
 
     @app.get("/trace")
     async def trace() -> Response:
-        stats = await service.off_loop(lambda: service.engine.session.core.stats(1024))
+        stats = await service.stats(1024)
         return JSONResponse(chrome_trace(stats.get("recent_steps", [])))
 
     @app.get("/metrics")
@@ -110,31 +122,27 @@ def make_app(service: Service) -> ASGIApp:
 
     if service.config.page:
         page.install(app)
-    return SingleSlashes(app)
+    return Front(app, front or FrontConfig(), service.metrics.refused, _route_names(app))
 
 
-class SingleSlashes:
-    """Serves ``//v1//models`` as ``/v1/models``: clients join base URLs carelessly."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its path put right."""
-        if scope["type"] == "http" and "//" in scope["path"]:
-            path = re.sub("/{2,}", "/", scope["path"])
-            scope = {**scope, "path": path, "raw_path": path.encode()}
-        await self._app(scope, receive, send)
+def _route_names(app: FastAPI) -> list[str]:
+    return [
+        f"{'|'.join(sorted(route.methods - {'HEAD'}))} {route.path}"
+        for route in app.routes
+        if isinstance(route, Route) and route.methods
+    ]
 
 
 async def _answer(work: Any) -> Response:
     try:
         response: Response = await work
-    except ClientGoneError:
-        return Response(status_code=_CLIENT_GONE)
     except asyncio.CancelledError:  # uvicorn would answer "Internal Server Error" and log a trace
         return errors.response(errors.shut_down())
     return response
+
+
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)
 
 
 def _names(service: Service) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,8 +17,11 @@ from ..request_errors import AdapterNotFoundError, ContextLengthError, Parameter
 _log = logging.getLogger("castiron.server")
 _TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "PayloadTooLargeError",
     429: "RateLimitError",
     500: "InternalServerError",
@@ -31,12 +34,18 @@ class ApiError(Exception):
     """An answer other than 200, decided by the server itself."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | int | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.headers = headers
 
 
 def shut_down() -> ApiError:
@@ -77,7 +86,11 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
 def response(error: Exception) -> JSONResponse:
     """The whole answer for an exception."""
     status, body = describe(error)
-    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFullError) else None
+    headers: Mapping[str, str] | None = None
+    if isinstance(error, QueueFullError):
+        headers = {"Retry-After": str(error.retry_after)}
+    elif isinstance(error, ApiError):
+        headers = error.headers
     return JSONResponse(body, status, headers)
 
 

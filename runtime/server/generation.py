@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,10 @@ from ..outputs import Update
 from ..prompt_outputs import PromptOutputs
 from ..request import Request
 from ..sampling_params import SamplingParams
+from .prompt_log import log_prompts
+from .request_context import current
 from .service import Service
+from .tracing import OutputTimes
 
 
 @dataclass(slots=True)
@@ -55,6 +58,9 @@ class Generation:
         self._requests: list[Request] = []
         session = service.engine.session
         checked = [session.check(ids, params) for ids in prompts]
+        self._context = current.get()
+        self._held_tokens = self._hold_tokens(checked)
+        self._release_engine: Callable[[], None] | None = service.hold_engine()
         try:
             for ids, resolved in checked:
                 self._start(ids, resolved)
@@ -62,6 +68,8 @@ class Generation:
             self.close()
             raise
         self._left = len(self.choices)
+        if service.config.log_prompts:
+            log_prompts(service, prompts, params)
 
     def _start(self, ids: list[int], params: SamplingParams) -> None:
         choices = [Choice(len(self.choices) + k, ids) for k in range(params.n)]
@@ -69,6 +77,17 @@ class Generation:
         for j, part in enumerate(made.requests):
             self._requests.append(self._service.engine.start(ids, part, partial(made.take, j)))
         self.choices += choices
+
+    def _hold_tokens(self, checked: Sequence[tuple[list[int], SamplingParams]]) -> int:
+        """Count what the outputs may take against the client's API key."""
+        context = self._context
+        if context is None:
+            return 0
+        context.prompt_tokens += sum(len(ids) for ids, _ in checked)
+        tokens = sum((len(ids) + (each.max_tokens or 0)) * each.num_requests for ids, each in checked)
+        if context.key is not None:
+            context.key.hold(tokens)
+        return tokens
 
     async def batches(self) -> AsyncIterator[list[tuple[Choice, Update]]]:
         """Updates as they come, all that wait at once, until every output is finished.
@@ -100,6 +119,12 @@ class Generation:
         """Free what still runs in the engine; the client is gone or has all it wants."""
         for request in self._requests:
             self._service.engine.session.cancel(request)
+        if self._context is not None and self._context.key is not None:
+            self._context.key.release(self._held_tokens)
+            self._held_tokens = 0
+        if self._release_engine is not None:
+            self._release_engine()
+            self._release_engine = None
         for choice in self.choices:
             if not choice.finished:
                 self._finish(choice, "cancelled")
@@ -121,6 +146,8 @@ class Generation:
         if update.token_ids and choice.first_token is None:
             choice.first_token = now
             metrics.first_token(now - self._began)
+            if self._context is not None and self._context.first_token is None:
+                self._context.first_token = now - self._context.began
         choice.tokens += len(update.token_ids)
         choice.cached_tokens = max(choice.cached_tokens, update.cached_tokens)
         if update.finish_reason is not None:
@@ -128,13 +155,21 @@ class Generation:
             self._finish(choice, update.finish_reason)
 
     def _finish(self, choice: Choice, reason: str) -> None:
-        now = time.perf_counter()
         choice.finished = True
-        self._service.metrics.finished(
-            reason,
-            len(choice.prompt_ids),
-            choice.cached_tokens,
+        # Each choice is a request of the engine, or one of several that such requests found.
+        request = self._requests[min(choice.index, len(self._requests) - 1)] if self._requests else None
+        waited = None if request is None else request.queue_seconds
+        times = OutputTimes(
+            choice.index,
+            self._began,
+            None if waited is None else self._began + waited,
+            choice.first_token,
+            time.perf_counter(),
             choice.tokens,
-            now - self._began,
-            now - (choice.first_token or now),
+            reason,
         )
+        self._service.metrics.finished(times, len(choice.prompt_ids), choice.cached_tokens)
+        if self._context is not None:
+            self._context.completion_tokens += choice.tokens
+            if self._context.trace is not None:
+                self._context.trace.output(times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from ..session import Session
+    from .tracing import OutputTimes
 
 _TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -56,14 +57,14 @@ class Metrics:
     """What the server counts; gauges are read from the engine when they are asked for.
 
     Args:
-        session: where the gauges come from.
+        session: gives the engine's session, where the gauges come from.
         model_name: value of the label ``model_name``.
     """
 
-    def __init__(self, session: Session, model_name: str) -> None:
+    def __init__(self, session: Callable[[], Session], model_name: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        limit = session.info.max_seq_len
+        limit = session().info.max_seq_len
         self._registry.register(_EngineGauges(session, model_name))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -85,6 +86,10 @@ class Metrics:
         self._ttft = histogram("time_to_first_token_seconds", "Seconds from request to first token.", _TTFT)
         self._tpot = histogram("request_time_per_output_token_seconds", "Mean seconds between tokens.", _TPOT)
         self._e2e = histogram("e2e_request_latency_seconds", "Seconds from request to last token.", _E2E)
+        self._phases = {
+            name: histogram(f"request_{name}_time_seconds", f"Seconds that a request was in {name}.", _E2E)
+            for name in ("queue", "prefill", "decode")
+        }
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", _series(limit))
         self._generation = histogram("request_generation_tokens", "New tokens of a request.", _series(limit))
 
@@ -96,25 +101,20 @@ class Metrics:
         """Record the time from a request to its first token."""
         self._ttft.observe(seconds)
 
-    def finished(
-        self,
-        reason: str,
-        prompt_tokens: int,
-        cached_tokens: int,
-        tokens: int,
-        seconds: float,
-        decode_seconds: float,
-    ) -> None:
+    def finished(self, times: OutputTimes, prompt_tokens: int, cached_tokens: int) -> None:
         """Record one finished output."""
-        self._finished.labels(self._model_name, reason).inc()
+        tokens = times.tokens
+        self._finished.labels(self._model_name, times.finish_reason).inc()
         self._prompt_tokens.inc(prompt_tokens)
         self._cached_tokens.inc(cached_tokens)
         self._generation_tokens.inc(tokens)
         self._prompt.observe(prompt_tokens)
         self._generation.observe(tokens)
-        self._e2e.observe(seconds)
-        if tokens > 1:
-            self._tpot.observe(decode_seconds / (tokens - 1))
+        self._e2e.observe(times.ended - times.submitted)
+        for name, begin, end in times.phases():
+            self._phases[name].observe(end - begin)
+        if tokens > 1 and times.first_token is not None:
+            self._tpot.observe((times.ended - times.first_token) / (tokens - 1))
 
     def text(self) -> bytes:
         """The exposition format."""
@@ -124,13 +124,13 @@ class Metrics:
 class _EngineGauges(Collector):
     """Gauges and counters from ``core.stats``."""
 
-    def __init__(self, session: Session, model_name: str) -> None:
+    def __init__(self, session: Callable[[], Session], model_name: str) -> None:
         self._session = session
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
         """Read the engine once for each scrape."""
-        stats = self._session.core.stats()
+        stats = self._session().core.stats()
         total = stats.get("kv_blocks_total", 0)
         values = {
             "num_requests_running": ("Requests in the running batch.", stats.get("running", 0)),

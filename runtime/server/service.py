@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
-
-from castiron.errors import EngineError
 
 from ..async_engine import AsyncEngine
 from ..outputs import Update
@@ -20,11 +20,11 @@ from .errors import ApiError
 from .metrics import Metrics
 from .parsers import AnswerStyle, find_style
 from .protocol import ChatBody, CompletionBody
+from .request_context import current
+from .served_engine import EngineSlot, ServedEngine, served
 from .structured import structured_output
 
 _T = TypeVar("_T")
-#: Sampling fields that a checkpoint's generation_config.json may set, by the same names there and here.
-_MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _PASSED_ON = (
     "frequency_penalty",
@@ -75,6 +75,7 @@ class ServerConfig:
         tool_call_parser, reasoning_parser: names of ``parsers``, ``none``, or ``auto``: by the chat template.
         tokenizer_info: answer GET /tokenizer_info, which shows the chat template.
         page: answer with the page at /.
+        log_prompts: write the text of prompts into the log.
         stall_seconds: /health says 503 when requests are running and nothing has happened for this long.
     """
 
@@ -87,36 +88,73 @@ class ServerConfig:
     reasoning_parser: str = "auto"
     tokenizer_info: bool = False
     page: bool = True
+    log_prompts: bool = False
     stall_seconds: float = 120.0
 
 
 class Service:
-    """One engine behind the endpoints."""
+    """An engine behind the endpoints.
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
-        self.engine = engine
+    Args:
+        engine: the first one.
+        load_engine: opens another from a folder, for POST /v1/engine/swap; None = that is refused.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        config: ServerConfig,
+        load_engine: Callable[[str], Session] | None = None,
+    ) -> None:
         self.config = config
-        self.metrics = Metrics(engine.session, config.model_names[0])
+        self.slot = EngineSlot(self.as_served(engine.session, engine))
+        self.load_engine = load_engine
+        self.metrics = Metrics(lambda: self.slot.current.engine.session, config.model_names[0])
         self.created = int(time.time())
         self.draining = False
         self._pool = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="castiron-text")
-        for name in config.model_names:
-            if name in self.adapter_paths():
-                raise EngineError(
-                    f"{name!r} names both the model and a LoRA adapter; give one of them another name by "
-                    "--served-model-name or --lora-modules"
-                )
-        self.style = _style(engine.session, config)
-        source = engine.session.info.generation_config if config.use_generation_config else {}
-        found = {name: source[name] for name in _MODEL_DEFAULTS if source.get(name) is not None}
-        self._defaults: dict[str, Any] = {"temperature": 1.0, **found}
-        try:
-            SamplingParams(**self._defaults)
-        except ParameterError as e:
-            raise EngineError(
-                f"the engine's generation_config.json holds a bad default: {e}; serve it with "
-                "--generation-config none"
-            ) from None
+
+    def as_served(self, session: Session, engine: AsyncEngine | None = None) -> ServedEngine:
+        """An engine as this server serves it; raises EngineError where its defaults or names do not fit."""
+        return served(
+            engine or AsyncEngine(session),
+            _style(session, self.config),
+            self.config.model_names,
+            self.config.use_generation_config,
+        )
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine of the request that the current task answers, from its first use to its end the same;
+        apart from requests, the one that new requests get.
+        """
+        return self._served.engine
+
+    @property
+    def style(self) -> AnswerStyle:
+        """How its model writes calls and reasoning."""
+        return self._served.style
+
+    def hold_engine(self) -> Callable[[], None]:
+        """Keep the request's engine beyond the HTTP request, until what this returns is called."""
+        held = self._served
+        held.users += 1
+        return partial(self.slot.leave, held)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that run or wait in all engines."""
+        return self.slot.unfinished
+
+    @property
+    def _served(self) -> ServedEngine:
+        context = current.get()
+        if context is None:
+            return self.slot.current
+        if context.served is None:
+            context.served = self.slot.enter()
+            context.at_end.append(partial(self.slot.leave, context.served))
+        return context.served
 
     @property
     def model(self) -> str:
@@ -125,14 +163,29 @@ class Service:
 
     async def off_loop(self, work: Callable[[], _T]) -> _T:
         """Run CPU work on a thread, so that other requests and health checks go on."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        _ = self._served  # chosen here: only the loop's thread counts who uses it
+        run = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._pool, run, work)
+
+    def in_background(self, work: Callable[[], None]) -> None:
+        """The same for what nobody waits for."""
+        self._pool.submit(work)
+
+    async def stats(self, recent_steps: int = 0) -> dict[str, Any]:
+        """Counters and gauges of the engine; see ``Core.stats``."""
+        return await self.off_loop(lambda: self.engine.session.core.stats(recent_steps))
 
     def admit(self, model: str | None) -> str | None:
         """The LoRA adapter that the name of a model means, if any; refuse while draining, and names that are
         not served.
         """
         if self.draining:
-            raise ApiError(503, "the server is shutting down; send the request to another replica")
+            raise ApiError(
+                503,
+                "the server is shutting down; send the request to another replica",
+                # A client that keeps the connection would ask the same server again.
+                headers={"Connection": "close", "Retry-After": "1"},
+            )
         if model is None or model in self.config.model_names:
             return None
         adapters = self.adapter_paths()
@@ -166,7 +219,7 @@ class Service:
     def params(self, body: CompletionBody | ChatBody, **changes: Any) -> SamplingParams:
         """Sampling parameters: the request's, else the model's, else the API's."""
         given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
-        defaults = self._defaults
+        defaults = self._served.defaults
         if body.use_beam_search:  # nothing is drawn, whatever the model's defaults for that are
             defaults = {name: value for name, value in defaults.items() if name not in _DRAWING}
         has_tokenizer = self.engine.session.info.tokenizer_dir is not None
@@ -196,8 +249,8 @@ class Service:
         return 200, body
 
     async def close(self) -> None:
-        """Stop the engine and the threads."""
-        await self.engine.close()
+        """Stop the engines and the threads."""
+        await self.slot.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -28,13 +28,21 @@ class ClientGoneError(Exception):
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, at most ``limit`` bytes."""
+    """The body, at most ``limit`` bytes; raises ClientGoneError when the client goes before its end."""
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise ApiError(413, f"the request body is larger than this server's limit of {limit} bytes")
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                # What follows is not read, so that the connection is of no further use.
+                raise ApiError(
+                    413,
+                    f"the request body is larger than this server's limit of {limit} bytes",
+                    headers={"Connection": "close"},
+                )
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientGoneError from None
     return b"".join(parts)
 
 

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -59,9 +61,13 @@ def post(port, body):
 def test_the_start_prints_limits_room_and_address():
     process, _, head = start("--served-model-name", "one", "--served-model-name", "two")
     try:
-        assert "limits: 64 running requests, 256 tokens a step, 256 tokens a request" in head
+        limits = "64 running requests, 256 waiting, 256 tokens a step, 256 tokens a request"
+        assert f"limits: {limits}" in head
         assert "KV cache: 3200 tokens; maximum concurrency for 256 tokens: 12.5x" in head
         assert "no tokenizer" in head
+        assert "served_model_name=one,two (command line)" in head
+        assert re.search(r"loaded in \d+\.\d\d s: imports \d", head)
+        assert "POST /v1/chat/completions" in head
         assert "serving one on" in head
     finally:
         process.kill()
@@ -116,3 +122,68 @@ def test_no_engine_is_an_error_line(tmp_path):
     result = CliRunner().invoke(main, ["serve-engine", str(tmp_path)])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
+
+
+def test_under_load_a_signal_loses_nothing_that_was_accepted():
+    process, port, _ = start("--max-queue-size", "100")
+    base = f"http://127.0.0.1:{port}"
+    bodies = [
+        {"prompt": [5 + k], "max_tokens": 60, "stream": k % 2 == 0} for k in range(90)
+    ]  # 64 run, 26 wait
+    clients = [post(port, body) for body in bodies]
+    while httpx.get(base + "/health").json()["unfinished_requests"] < len(bodies):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    # It still answers, so that probes and clients that come now learn that they must go elsewhere.
+    ready = httpx.get(base + "/health/ready")
+    assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+    assert httpx.get(base + "/health/live").status_code == 200
+    refused = httpx.post(base + "/v1/completions", json=bodies[0])
+    assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+    answers = []
+    for client in clients:
+        with client:
+            client.settimeout(30)
+            answer = b""
+            while b"[DONE]" not in answer and b'"usage"' not in answer:
+                part = client.recv(1 << 16)
+                assert part, answer
+                answer += part
+            answers.append(answer)
+    assert process.wait(20) == 0
+    process.communicate()
+    assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+    assert all(b'"finish_reason":"length"' in answer for answer in answers)
+
+
+def test_what_does_not_finish_in_time_is_told_so():
+    process, port, _ = start("--shutdown-timeout", "0.5")
+    with post(port, {"prompt": [5], "max_tokens": 250, "stream": True}) as client:
+        received = client.recv(100)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        while part := client.recv(1 << 16):
+            received += part
+        assert process.wait(20) == 0
+    assert time.monotonic() - began < 4  # the request would run for five seconds
+    process.communicate()
+    assert b"shut down before" in received
+    assert received.rstrip(b"0\r\n").endswith(b"data: [DONE]")
+
+
+def test_options_come_from_a_file_and_variables_too(tmp_path, monkeypatch):
+    (tmp_path / "c.yaml").write_text("served_model_name: [from-file]\nmax_queue_size: 7\nlog_format: json\n")
+    monkeypatch.setenv("CASTIRON_MAX_QUEUE_SIZE", "8")
+    monkeypatch.setenv("CASTIRON_API_KEY", "sk-in-a-variable")
+    process, port, head = start("--config", str(tmp_path / "c.yaml"))
+    try:
+        assert "serving from-file on" in head
+        assert "64 running requests, 8 waiting" in head
+        assert "max_queue_size=8 (environment)" in head
+        assert "sk-in-a-variable" not in head
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
+    finally:
+        process.terminate()
+        _, log = process.communicate()
+    assert json.loads(log.splitlines()[0])["status"] == 401

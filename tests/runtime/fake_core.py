@@ -60,6 +60,7 @@ class FakeEvent:
     error: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    queue_seconds: float = 0.0
     prompt_logprobs: list[FakeLogprobs] = field(default_factory=list)
     beams: list[Any] = field(default_factory=list)
     context_logits: Any = None

@@ -9,6 +9,9 @@ from typing import Any
 
 from castiron.runtime.async_engine import AsyncEngine
 from castiron.runtime.server import serve as serving
+from castiron.runtime.server.app import make_app
+from castiron.runtime.server.front import FrontConfig
+from castiron.runtime.server.listening import Listen
 from castiron.runtime.server.service import ServerConfig, Service
 from fake_core import FakeCore, make_session
 
@@ -19,18 +22,30 @@ def serve(
     *,
     max_queue_size: int | None = None,
     config: dict[str, Any] | None = None,
+    listen: dict[str, Any] | None = None,
+    front: FrontConfig | None = None,
+    load_engine: Any = None,
     **info: Any,
 ) -> Iterator[tuple[str, Service]]:
     """Yields the base URL and the service; drains and stops at the end."""
-    with serve_session(make_session(core, max_queue_size=max_queue_size, **info), config) as found:
+    session = make_session(core, max_queue_size=max_queue_size, **info)
+    with serve_session(session, config, listen, front, load_engine) as found:
         yield found
 
 
 @contextmanager
-def serve_session(session: Any, config: dict[str, Any] | None = None) -> Iterator[tuple[str, Service]]:
+def serve_session(
+    session: Any,
+    config: dict[str, Any] | None = None,
+    listen: dict[str, Any] | None = None,
+    front: FrontConfig | None = None,
+    load_engine: Any = None,
+) -> Iterator[tuple[str, Service]]:
     """The same over a session of any core, which is closed at the end."""
     service = Service(
-        AsyncEngine(session), ServerConfig(**{"model_names": ("fake", "alias"), **(config or {})})
+        AsyncEngine(session),
+        ServerConfig(**{"model_names": ("fake", "alias"), **(config or {})}),
+        load_engine,
     )
     started, port = threading.Event(), [0]
     servers: list[Any] = []
@@ -50,14 +65,17 @@ def serve_session(session: Any, config: dict[str, Any] | None = None) -> Iterato
         started.set()
 
     original, serving._Server = serving._Server, Server  # type: ignore[misc]
-    options = {"shutdown_timeout": 5, "access_log": False, "log_level": "critical", "ready": ready}
+    where = Listen(**{"port": 0, "shutdown_timeout": 5, **(listen or {})})
     thread = threading.Thread(
-        target=serving.serve, args=(service, "127.0.0.1", 0), kwargs=options, daemon=True
+        target=serving.serve,
+        args=(service, make_app(service, front), where),
+        kwargs={"ready": ready},
+        daemon=True,
     )
     try:
         thread.start()
         assert started.wait(20), "the server did not start"
-        yield f"http://127.0.0.1:{port[0]}", service
+        yield where.url(port[0]), service
     finally:
         serving._Server = original  # type: ignore[misc]
         if servers:

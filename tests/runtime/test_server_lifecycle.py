@@ -157,12 +157,19 @@ def test_a_request_that_the_shutdown_does_not_wait_for_gets_503_or_an_error_even
 
 
 def test_while_draining_ready_is_503_and_new_requests_are_refused(folder):
-    with live_server.serve(tokenizer_dir=folder) as server:
+    with live_server.serve(FakeCore(step_seconds=0.01), tokenizer_dir=folder) as server:
+        answers = []
+        body = {"prompt": [5], "max_tokens": 250}
+        running = threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
+        running.start()
+        wait_until(lambda: server[1].engine.session.unfinished == 1)
         server[1].draining = True
         assert httpx.get(server[0] + "/health/ready").status_code == 503
         assert httpx.get(server[0] + "/health/live").status_code == 200
         assert post(server, "/v1/completions", prompt=[5]).status_code == 503
         server[1].draining = False
+        running.join()
+        assert answers[0].status_code == 200
 
 
 def test_a_dead_engine_is_503_everywhere_and_an_error_event_in_streams(folder):

@@ -1,0 +1,53 @@
+"""POST /v1/engine/swap: serve another engine without dropping a request."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pydantic import BaseModel, ConfigDict, StrictStr
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from castiron.errors import CastironError
+
+from .body import parse
+from .errors import ApiError
+from .served_engine import ExchangeRunningError
+from .service import Service
+
+_log = logging.getLogger("castiron.server")
+
+
+class SwapBody(BaseModel):
+    """Which engine, from which folder of the server."""
+
+    model_config = ConfigDict(extra="ignore")
+    engine: StrictStr
+
+
+async def swap_engine(service: Service, request: Request) -> Response:
+    """Load the engine and serve it in place of the one before, under the same model names.
+
+    Requests that have begun finish on the old engine, which is freed then; both are in memory until that.
+    """
+    if service.load_engine is None:
+        raise ApiError(403, "the engine may not be exchanged here; start the server with --allow-engine-swap")
+    body = await parse(request, SwapBody, service.config.max_body_bytes)
+    load = service.load_engine
+    before = service.slot.current.engine.session.info.name
+    began = time.perf_counter()
+    try:
+        made = await service.slot.exchange(lambda: service.as_served(load(body.engine)))
+    except ExchangeRunningError as e:
+        raise ApiError(409, str(e)) from None
+    except CastironError as e:  # of the engine, or of an adapter of --lora-modules
+        raise ApiError(400, str(e), "engine") from None
+    answer = {
+        "engine": made.engine.session.info.name,
+        "before": before,
+        "max_model_len": made.engine.session.info.max_seq_len,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    _log.info("another engine is served", extra={"fields": answer})
+    return JSONResponse(answer)

@@ -1,0 +1,112 @@
+"""HTTP/1.1 on a connection, with bounds on what a client may send before its request is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from .errors import envelope
+
+#: Bytes of the request line and the headers, and of what else is no body (chunk sizes, trailers).
+_MAX_HEAD_BYTES = 64 << 10
+#: A body in chunks of one byte each has six bytes around each of them.
+_OVERHEAD_PER_BODY_BYTE = 8
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's protocol, which waits for ever for a client that sends slowly and takes headers of any size.
+
+    ``read_timeout`` seconds after its first byte a request must be complete, body included; a connection
+    without a request is closed after the same time.
+    """
+
+    read_timeout: ClassVar[float] = 60.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._body_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock: a connection is there to bring a request."""
+        super().connection_made(transport)
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a piece, within the bounds."""
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._start_clock()
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > _MAX_HEAD_BYTES + _OVERHEAD_PER_BODY_BYTE * self._body_bytes:
+            self._refuse(
+                431, f"the request's headers are larger than this server's limit of {_MAX_HEAD_BYTES} bytes"
+            )
+
+    def on_message_begin(self) -> None:
+        """A request begins, perhaps while an earlier one is being answered."""
+        super().on_message_begin()
+        if self._deadline is None:
+            self._start_clock()
+
+    def on_body(self, body: bytes) -> None:
+        """Count a piece of the body apart from the rest."""
+        self._head_bytes -= len(body)
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete: its client has done its part."""
+        self._stop_clock()
+        self._head_bytes = self._body_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the envelope of all errors."""
+        self._refuse(400, msg)
+
+    def _start_clock(self) -> None:
+        self._deadline = self.loop.call_later(self.read_timeout, self._too_slow)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if self.flow.read_paused:  # we do not read, so the client cannot be blamed
+            self._start_clock()
+        elif not self._head_bytes and not self._body_bytes:
+            self.transport.close()
+        else:
+            self._refuse(408, f"the request was not complete after {self.read_timeout:g} seconds")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer and close, whatever the request's handler is doing."""
+        if self.transport.is_closing():
+            return
+        self._stop_clock()
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = json.dumps(envelope(status, message)).encode()
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+
+def bounded_http(read_timeout: float) -> type[BoundedHttp]:
+    """The protocol with its time limit: uvicorn makes one of a class for each connection."""
+    return type("BoundedHttp", (BoundedHttp,), {"read_timeout": read_timeout})

@@ -1,0 +1,48 @@
+"""Files that people write for the server, in YAML or JSON."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from castiron.errors import EngineError
+
+_MAX_BYTES = 4 << 20
+
+
+def read_mapping(path: str | Path, what: str) -> dict[str, Any]:
+    """The file's content: JSON where its name ends in ``.json``, YAML otherwise.
+
+    Args:
+        what: the file is, for messages.
+
+    Raises:
+        EngineError: it cannot be read, or holds no mapping of names to values.
+    """
+    try:
+        if Path(path).stat().st_size > _MAX_BYTES:
+            raise EngineError(f"{path} ({what}) is larger than {_MAX_BYTES >> 20} MiB")
+        text = Path(path).read_text("utf-8")
+        found = json.loads(text) if str(path).endswith(".json") else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as e:
+        raise EngineError(f"{what} cannot be read from {path}: {e}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise EngineError(f"{path} ({what}) holds a {type(found).__name__}; expected names with values")
+    return found
+
+
+def refuse_unknown(found: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise EngineError for a name that is not known, with the nearest that is."""
+    names = sorted(known)
+    for name in found:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}"
+            raise EngineError(f"{where} has the unknown name {str(name)[:100]!r}; {hint}")

@@ -1,0 +1,130 @@
+"""Options of serve-engine from the command line, the environment and a file."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from castiron.cli import main
+from castiron.commands import serve_engine
+from castiron.commands.config_file import configurable, given_options
+from castiron.commands.server_options import server_options
+from castiron.errors import EngineError
+
+
+@pytest.fixture
+def resolve(tmp_path, monkeypatch):
+    """What serve-engine's options come to, for arguments, variables and a file; or why it refuses them."""
+    monkeypatch.delenv("CASTIRON_CONFIG", raising=False)
+
+    def run(*arguments, env=None, file=None, name="c.yaml"):
+        if file is not None:
+            (tmp_path / name).write_text(file)
+            arguments = (*arguments, "--config", str(tmp_path / name))
+        for variable, value in (env or {}).items():
+            monkeypatch.setenv(variable, value)
+        try:
+            context = serve_engine.command.make_context("serve-engine", list(arguments))
+        except (click.ClickException, EngineError) as e:
+            return None, e.format_message() if isinstance(e, click.ClickException) else str(e)
+        return {**context.params, "given": given_options(context)}, ""
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "file", "port"),
+    [
+        ((), {}, None, 8000),
+        ((), {}, "port: 4", 4),
+        ((), {"CASTIRON_PORT": "3"}, "port: 4", 3),
+        (("--port", "2"), {"CASTIRON_PORT": "3"}, "port: 4", 2),
+        (("--port", "2"), {}, "port: 4", 2),
+        ((), {"CASTIRON_PORT": "3"}, None, 3),
+    ],
+)
+def test_the_command_line_goes_before_the_environment_before_the_file_before_the_default(
+    resolve, arguments, env, file, port
+):
+    found, _ = resolve("E", *arguments, env=env, file=file)
+    assert found["port"] == port
+
+
+def test_every_kind_of_option_can_stand_in_a_file_in_yaml_and_in_json(resolve):
+    content = {
+        "engine": "E",
+        "allowed-origins": ["https://a", "https://b"],
+        "api_key": "sk-one-and-only",
+        "shutdown_timeout": 2.5,
+        "disable_access_log": True,
+        "enable_prefix_caching": False,
+        "lora_modules": {"sql": "./sql", "chat": "./chat"},
+        "max_batch_size": 7,
+        "log_format": "json",
+    }
+    for name, text in (("c.json", json.dumps(content)), ("c.yaml", json.dumps(content, indent=1))):
+        found, message = resolve(file=text, name=name)
+        assert found is not None, message
+        assert found["engine"] == "E"
+        assert found["allowed_origins"] == ("https://a", "https://b")
+        assert found["api_key"] == ("sk-one-and-only",)
+        assert found["shutdown_timeout"] == 2.5
+        assert found["disable_access_log"] is True
+        assert found["enable_prefix_caching"] is False
+        assert found["lora_modules"] == ("sql=./sql", "chat=./chat")
+        assert (found["max_batch_size"], found["log_format"]) == (7, "json")
+        assert "sk-one" not in " ".join(found["given"])
+        assert "max_batch_size=7 (file)" in found["given"]
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("prot: 1", "did you mean port"),
+        ("max_batchsize: 1", "did you mean max_batch_size"),
+        ("config: x", "unknown name 'config'"),
+        ("port: [1]", "expected one value"),
+        ("port: true", "expected a value"),
+        ("disable_access_log: 1", "true or false"),
+        ("port: many", "'many' is not a valid"),
+        ("- port", "expected names with values"),
+        ("port: {", "cannot be read"),
+        ("scheduling_policy: fastest", "fastest"),
+    ],
+)
+def test_what_makes_no_sense_in_a_file_is_refused(resolve, file, says):
+    found, message = resolve("E", file=file)
+    assert found is None
+    assert says in message
+
+
+def test_keys_come_from_a_variable_between_spaces(resolve):
+    found, _ = resolve("E", env={"CASTIRON_API_KEY": "sk-first-key sk-second-key"})
+    assert found["api_key"] == ("sk-first-key", "sk-second-key")
+    assert found["given"] == ["api_key=*** (environment)"]
+
+
+def test_help_names_the_variable_of_every_option():
+    shown = CliRunner().invoke(main, ["serve-engine", "--help"], terminal_width=200).output
+    for parameter in serve_engine.command.params:
+        if isinstance(parameter, click.Option):
+            assert f"env var: CASTIRON_{parameter.name.upper()}" in shown.replace("\n", " "), parameter.name
+
+
+def test_other_commands_read_no_variables_of_the_server():
+    @configurable
+    @click.command()
+    @server_options
+    def one(http):
+        click.echo(http["port"])
+
+    @click.command()
+    @server_options
+    def other(http):
+        click.echo(http["port"])
+
+    for command, port in ((one, "5"), (other, "8000")):
+        assert CliRunner().invoke(command, [], env={"CASTIRON_PORT": "5"}).output.strip() == port

@@ -1,0 +1,225 @@
+"""Connections: TLS, Unix sockets, clients that send slowly, too much, or nothing that is HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import time
+
+import httpx
+import live_server
+import pytest
+import trustme
+from castiron.runtime.server.listening import Listen, open_sockets
+from fake_core import FakeCore
+from server_calls import wait_until
+
+from castiron.errors import EngineError
+
+
+def connect(url):
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10)
+
+
+def received(client):
+    """All that comes until the server closes; None when it does not within ten seconds."""
+    parts = []
+    try:
+        while part := client.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def request(body, *headers):
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+BODY = json.dumps({"prompt": [5, 6], "max_tokens": 3}).encode()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    made = authority.issue_cert("127.0.0.1")
+    made.private_key_pem.write_to_path(folder / "key.pem")
+    made.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    made.private_key_and_cert_chain_pem.write_to_path(folder / "both.pem")
+    return folder
+
+
+def trusting(certificates, with_certificate=False):
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    if with_certificate:
+        context.load_cert_chain(certificates / "both.pem")
+    return context
+
+
+def test_over_tls_a_client_that_trusts_the_authority_is_served(folder, certificates):
+    listen = {"ssl_certfile": str(certificates / "cert.pem"), "ssl_keyfile": str(certificates / "key.pem")}
+    with live_server.serve(tokenizer_dir=folder, listen=listen) as (url, _):
+        assert url.startswith("https://")
+        assert httpx.get(f"{url}/health", verify=trusting(certificates)).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def test_with_ca_certs_clients_need_a_certificate(folder, certificates):
+    listen = {"ssl_certfile": str(certificates / "both.pem"), "ssl_ca_certs": str(certificates / "ca.pem")}
+    with live_server.serve(tokenizer_dir=folder, listen=listen) as (url, _):
+        assert httpx.get(f"{url}/health", verify=trusting(certificates, True)).status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health", verify=trusting(certificates))
+
+
+def test_tls_files_that_do_not_work_are_refused_with_the_reason(certificates, tmp_path):
+    key, cert = str(certificates / "key.pem"), str(certificates / "cert.pem")
+    other = trustme.CA().issue_cert("127.0.0.1")
+    other.private_key_pem.write_to_path(tmp_path / "other.pem")
+    for fields, says in (
+        ({"ssl_keyfile": key}, "needs --ssl-certfile"),
+        ({"ssl_certfile": cert}, "cannot be used"),
+        ({"ssl_certfile": cert, "ssl_keyfile": str(tmp_path / "other.pem")}, "belong together"),
+        ({"ssl_certfile": cert, "ssl_keyfile": key, "ssl_ca_certs": key}, "in PEM"),
+    ):
+        with pytest.raises(EngineError, match=says):
+            Listen(**fields).check()
+
+
+def test_a_unix_socket_serves_and_its_file_goes_with_the_server(folder, tmp_path):
+    path = str(tmp_path / "s")
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(path)
+    stale.close()
+    with live_server.serve(tokenizer_dir=folder, listen={"uds": path}):
+        client = httpx.Client(transport=httpx.HTTPTransport(uds=path))
+        assert client.get("http://x/health").status_code == 200
+        with pytest.raises(EngineError, match="another server"):
+            open_sockets(Listen(uds=path))
+    assert not os.path.exists(path)
+    (tmp_path / "s").write_text("")
+    with pytest.raises(EngineError, match="no socket"):
+        open_sockets(Listen(uds=path))
+
+
+def test_a_taken_port_is_refused_with_the_reason():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EngineError, match="--port"):
+        open_sockets(Listen(port=taken.getsockname()[1]))
+    with pytest.raises(EngineError, match="cannot listen"):
+        open_sockets(Listen(host="no.such.host.invalid"))
+
+
+@pytest.fixture(scope="module")
+def hasty(folder):
+    with live_server.serve(tokenizer_dir=folder, listen={"read_timeout": 0.3}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("sent", [b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n", request(BODY)[:-1], b"\r\n"])
+def test_a_request_that_is_not_complete_in_time_is_408_and_the_connection_ends(hasty, sent):
+    with connect(hasty[0]) as client:
+        client.sendall(sent)
+        began = time.monotonic()
+        answer = received(client)
+        assert 0.2 < time.monotonic() - began < 5
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "RequestTimeoutError"
+
+
+def test_dribbling_wins_no_time_also_on_a_connection_that_was_used_before(hasty):
+    with connect(hasty[0]) as client:
+        client.sendall(request(BODY))
+        assert b"200 OK" in client.recv(65536)
+        began = time.monotonic()
+        with contextlib.suppress(OSError):  # broken pipe or reset, as the kernel likes
+            for byte in request(BODY) * 3:
+                client.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert time.monotonic() - began < 5
+
+
+def test_a_connection_that_brings_nothing_is_closed(hasty):
+    with connect(hasty[0]) as client:
+        assert received(client) == b""
+
+
+def test_a_complete_request_may_take_longer_than_its_client_may_send(folder):
+    core = FakeCore(step_seconds=0.02)
+    with live_server.serve(core, tokenizer_dir=folder, listen={"read_timeout": 0.3}) as (url, _):
+        body = {"prompt": [5], "max_tokens": 40}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
+        # and so may the second of two that were sent at once
+        with connect(url) as client:
+            one = request(json.dumps(body).encode())
+            client.sendall(one + request(json.dumps(body).encode(), "Connection: close"))
+            assert received(client).count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 50_000,
+        b"GET /health HTTP/1.1\r\nHost: x\r\na: " + b"b" * 300_000,
+        b"GET /" + b"x" * 300_000,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+        + b"t: u\r\n" * 50_000,
+    ],
+)
+def test_headers_without_end_are_431(server, head):
+    with connect(server[0]) as client:
+        with contextlib.suppress(OSError):  # refused while we were still sending
+            client.sendall(head)
+        answer = received(client)
+    assert answer == b"" or b" 431 " in answer or b" 400 " in answer
+    assert httpx.get(server[0] + "/health").status_code == 200
+
+
+def test_a_body_in_chunks_of_one_byte_is_taken(server):
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 3, "ignored": "x" * 50_000}).encode()
+    with connect(server[0]) as client:
+        client.sendall(head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        assert received(client).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+)
+def test_what_is_no_http_is_400_in_the_envelope(server, sent):
+    with connect(server[0]) as client:
+        client.sendall(sent)
+        answer = received(client)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 400
+
+
+def test_a_client_that_goes_before_its_body_is_complete_is_no_error_of_the_server(folder, caplog):
+    with live_server.serve(tokenizer_dir=folder) as server:
+        with connect(server[0]) as client:
+            client.sendall(request(BODY)[:-5])
+            time.sleep(0.1)
+        assert httpx.get(server[0] + "/health").status_code == 200
+        assert 'status="500"' not in httpx.get(server[0] + "/metrics").text
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_closes_its_sending_side_counts_as_gone(folder, stream):
+    core = FakeCore(step_seconds=0.01)
+    with live_server.serve(core, tokenizer_dir=folder) as (url, service):
+        body = json.dumps({"prompt": [5], "max_tokens": 250, "stream": stream}).encode()
+        with connect(url) as client:
+            client.sendall(request(body))
+            wait_until(lambda: service.engine.session.unfinished == 1)
+            client.shutdown(socket.SHUT_WR)
+            wait_until(lambda: service.engine.session.unfinished == 0)
+            assert core.cancelled
