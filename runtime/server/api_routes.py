@@ -8,8 +8,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from . import errors
 from .messages_api.body import CountBody, MessagesBody
-from .messages_api.endpoints import count_tokens, create_message
+from .messages_api.endpoints import count_tokens, create_message, refusal
 from .openapi import request_schema
 from .responses_api.body import ResponsesBody
 from .responses_api.endpoints import Responses
@@ -17,6 +18,15 @@ from .service import Service
 from .tokenization import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 
 _Answering = Callable[[Awaitable[Response]], Awaitable[Response]]
+
+
+def refuse(service: Service, path: str, error: Exception) -> Response:
+    """The answer to a request that does not come as far as its route, in the form of the route's API."""
+    if path.startswith("/v1/messages"):
+        return refusal(service, error)
+    answer = errors.response(error)
+    service.metrics.refused(answer.status_code)
+    return answer
 
 
 def install(app: FastAPI, service: Service, answer: _Answering) -> None:

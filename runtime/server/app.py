@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -122,7 +123,8 @@ def make_app(service: Service, front: FrontConfig | None = None) -> Front:
 
     if service.config.page:
         page.install(app)
-    return Front(app, front or FrontConfig(), service.metrics.refused, _route_names(app))
+    refuse = partial(api_routes.refuse, service)
+    return Front(app, front or FrontConfig(), refuse, _route_names(app))
 
 
 def _route_names(app: FastAPI) -> list[str]:

@@ -10,21 +10,22 @@ from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from castiron.errors import EngineError, RequestError
 
-from . import errors
 from .api_keys import ApiKeys
 from .errors import ApiError
+from .page import PAGE_PATHS
 from .request_context import RequestContext, current, request_id
 from .tracing import Tracer
 
 _log = logging.getLogger("castiron.access")
 #: Open without a key, and each by its whole path: a prefix would open what comes below it one day.
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready"}) | PAGE_PATHS
 #: Asked for every few seconds by machines; logged for --log-level debug alone.
-_PROBES = PUBLIC_PATHS | {"/metrics"}
+_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/stats"})
 #: Methods that change and compute nothing.
 _READING = ("GET", "HEAD", "OPTIONS")
 
@@ -76,7 +77,7 @@ class Front:
 
     Args:
         app: has the routes.
-        count_refused: called with the status of answers that no route gave.
+        refuse: the answer to a request, by its path, that no route gets to see for an error.
         routes: methods and paths, for people.
     """
 
@@ -84,7 +85,7 @@ class Front:
         self,
         app: ASGIApp,
         config: FrontConfig,
-        count_refused: Callable[[int], None],
+        refuse: Callable[[str, Exception], Response],
         routes: Sequence[str] = (),
     ) -> None:
         config.cross_origin.check()
@@ -92,7 +93,7 @@ class Front:
         self._root = config.prefix
         self._access_log = config.access_log
         self._tracer = config.tracer
-        inner: ASGIApp = _KeyGate(app, config.keys, count_refused) if config.keys else app
+        inner: ASGIApp = _KeyGate(app, config.keys, refuse) if config.keys else app
         rules = config.cross_origin
         if rules.origins:
             inner = CORSMiddleware(
@@ -160,10 +161,10 @@ class Front:
 class _KeyGate:
     """Lets requests with a key of the server pass, as many at once as the key may have."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, count_refused: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, refuse: Callable[[str, Exception], Response]) -> None:
         self._app = app
         self._keys = keys
-        self._count_refused = count_refused
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _route_path(scope) in PUBLIC_PATHS:
@@ -175,9 +176,7 @@ class _KeyGate:
             if working:
                 key.begin()
         except (ApiError, RequestError) as error:
-            answer = errors.response(error)
-            self._count_refused(answer.status_code)
-            await answer(scope, receive, send)
+            await self._refuse(_route_path(scope), error)(scope, receive, send)
             return
         context = current.get()
         if context is not None:

@@ -38,10 +38,22 @@ def locked(folder):
 
 
 def test_with_a_key_set_every_route_but_health_needs_one(locked):
-    routes = {route.split()[1] for route in make_app(locked[1]).routes}
+    routes = {route.split()[1] for route in make_app(locked[1]).routes} - {"/page/{name}"}
     assert {"/metrics", "/trace", "/v1/models", "/openapi.json"} <= routes
     with httpx.Client() as client:
-        for path in sorted(routes | {"/", "/nothing", "/health/x", "/healthy", "/v1", "//v1//models"}):
+        for path in sorted(
+            routes
+            | {
+                "/nothing",
+                "/page",
+                "/page/x",
+                "/page/app.js/x",
+                "/health/x",
+                "/healthy",
+                "/v1",
+                "//v1//models",
+            }
+        ):
             for method in ("GET", "POST", "OPTIONS"):
                 status = client.request(method, locked[0] + path).status_code
                 assert (status != 401) == (path in PUBLIC_PATHS), (method, path, status)
@@ -73,6 +85,12 @@ def test_without_the_right_key_the_answer_is_401_in_openais_envelope(locked, hea
     error = answer.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("AuthenticationError", "invalid_api_key", None)
     assert KEY[:8] not in answer.text
+
+
+def test_anthropics_clients_get_401_in_their_own_envelope(locked):
+    answer = httpx.post(locked[0] + "/v1/messages", json={}, headers={"x-api-key": "no"})
+    assert answer.status_code == 401
+    assert answer.json()["error"]["type"] == "authentication_error"
 
 
 def test_a_key_has_no_more_requests_at_once_than_it_may(folder):

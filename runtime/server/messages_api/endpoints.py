@@ -31,7 +31,7 @@ async def create_message(service: Service, request: Request) -> Response:
         finally:
             turn.close()
     except (ApiError, CastironError) as error:
-        return _refusal(service, error)
+        return refusal(service, error)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
@@ -44,10 +44,10 @@ async def count_tokens(service: Service, request: Request) -> Response:
         prompt = await service.off_loop(lambda: encode(tokenizer(), body, use, service.style))
         return JSONResponse({"input_tokens": len(prompt.ids)})
     except (ApiError, CastironError) as error:
-        return _refusal(service, error)
+        return refusal(service, error)
 
 
-def _refusal(service: Service, error: Exception) -> Response:
+def refusal(service: Service, error: Exception) -> Response:
     """An error in Anthropic's envelope, with the headers that it has in OpenAI's."""
     known = response(error)
     status, body = error_body(error)
