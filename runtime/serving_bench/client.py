@@ -153,8 +153,7 @@ def _take(event: dict[str, Any], outcome: Outcome, texts: list[str], now: float)
         new = [
             choice.get("text"),
             delta.get("content"),
-            delta.get("reasoning"),
-            delta.get("reasoning_content"),
+            delta.get("reasoning") or delta.get("reasoning_content"),  # servers send one, or both alike
         ]
         given = "".join(text for text in new if text)
         ends = ends or choice.get("finish_reason") is not None

@@ -119,9 +119,9 @@ def ask(tab, text):
     tab.press("#prompt", "Enter")
 
 
-def script(tab, *texts):
+def script(tab, *texts, field="content"):
     """Have the next answers consist of these texts, whatever the engine would say."""
-    events = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
+    events = [{"choices": [{"delta": {field: text}, "finish_reason": None}]} for text in texts]
     events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     tab.route(
@@ -218,6 +218,15 @@ def test_what_a_model_says_is_never_html(tab):
     sync_api.expect(answer.locator("strong")).to_have_text("bold")
     assert answer.locator("img").count() == 0
     assert "<img src=x" in answer.inner_text()
+
+
+def test_reasoning_is_folded_away_from_the_answer(tab):
+    script(tab, "I think ", "so", field="reasoning_content")
+    ask(tab, "Hi")
+    thought = tab.locator(".turn.assistant details")
+    sync_api.expect(thought.locator("summary")).to_have_text("Reasoning")
+    assert thought.locator(".prose").text_content() == "I think so"
+    assert not thought.locator(".prose").is_visible()
 
 
 def test_the_live_view_shows_what_runs(tab, server):

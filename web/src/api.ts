@@ -69,7 +69,10 @@ export interface Usage {
 }
 
 export interface ChatEvent {
-  choices: { delta: { content?: string | null; reasoning?: string | null }; finish_reason: string | null }[];
+  choices: {
+    delta: { content?: string | null; reasoning_content?: string | null };
+    finish_reason: string | null;
+  }[];
   usage?: Usage | null;
 }
 

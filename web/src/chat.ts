@@ -95,7 +95,7 @@ export class Chat {
         const atEnd = this.turns.scrollHeight - this.turns.scrollTop - this.turns.clientHeight < 80;
         if (event.usage) answer.usage = event.usage;
         const choice = event.choices[0];
-        if (choice) answer.add(choice.delta.content ?? "", choice.finish_reason);
+        if (choice) answer.add(choice.delta.content ?? "", choice.delta.reasoning_content ?? "", choice.finish_reason);
         if (atEnd) this.turns.scrollTop = this.turns.scrollHeight;
       }
       answer.end();
@@ -121,8 +121,11 @@ export class Chat {
 class Answer {
   readonly root: HTMLElement;
   text = "";
+  private thought = "";
   usage: Usage | null = null;
   private readonly body = el("div", { className: "answer" }, el("span", { className: "caret", "aria-label": "thinking" }));
+  /** What a model says to itself: open until it answers. */
+  private readonly thinking = el("details", {}, el("summary", {}, "Reasoning"), el("div", { className: "prose" }));
   private readonly foot = el("footer", {});
   private readonly began = performance.now();
   private first = 0;
@@ -134,11 +137,12 @@ class Answer {
     this.root = el("article", { className: "turn assistant", "aria-label": "Answer" }, this.body, this.foot);
   }
 
-  add(text: string, reason: string | null): void {
-    if (text) {
+  add(text: string, thought: string, reason: string | null): void {
+    if (text || thought) {
       this.last = performance.now();
       this.first ||= this.last;
       this.text += text;
+      this.thought += thought;
       // Drawn once a frame, however many tokens come.
       this.drawing ||= requestAnimationFrame(() => this.draw(true));
     }
@@ -172,7 +176,13 @@ class Answer {
   private draw(streaming: boolean): void {
     cancelAnimationFrame(this.drawing);
     this.drawing = 0;
-    this.body.replaceChildren(...(this.json ? renderAnswer(`\`\`\`json\n${this.pretty()}`) : renderAnswer(this.text)));
+    const shown = this.json && this.text ? renderAnswer(`\`\`\`json\n${this.pretty()}`) : renderAnswer(this.text);
+    if (this.thought) {
+      this.thinking.open = !this.text && streaming;
+      this.thinking.lastElementChild!.textContent = this.thought.trim();
+      shown.unshift(this.thinking);
+    }
+    this.body.replaceChildren(...shown);
     if (streaming) this.body.append(el("span", { className: "caret", "aria-hidden": "true" }));
   }
 
