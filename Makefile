@@ -12,7 +12,7 @@ TORCH  ?= torch==2.13.0
 SOURCES := pyproject.toml $(shell find CMakeLists.txt cpp web castiron graph calibration plugins build engines runtime \
              -type f -not -path '*/node_modules/*' -not -path '*/page_files/*' -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
-.PHONY: demo test lint cpp-test python-test page page-test system-packages clean
+.PHONY: demo test lint cpp-test python-test page page-test ray-test system-packages clean
 
 demo: $(VENV)/installed-build
 	$(BIN)/python examples/demo.py --dir $(DEMO)
@@ -49,6 +49,12 @@ page-test: $(VENV)/installed-dev
 	command -v chromium >/dev/null || apt-get install -y -qq chromium
 	$(BIN)/python -m pytest -n 0 tests/runtime/test_page_in_browser.py
 
+# Two replicas on Ray, which is larger than everything else together: in an environment of its own.
+ray-test:
+	$(PYTHON) -m venv $(VENV)-ray
+	$(VENV)-ray/bin/pip install -q ".[ray,dev]"
+	$(VENV)-ray/bin/python -m pytest -n 0 tests/runtime/test_replicas_on_ray.py
+
 # Compilers and headers, where they are missing and this user may install them.
 system-packages:
 	@missing=""; \
@@ -76,4 +82,4 @@ $(VENV)/installed-dev: $(VENV)/python $(SOURCES)
 	touch $@ $(VENV)/installed-build
 
 clean:
-	rm -rf $(VENV) $(DEMO) _build* web/node_modules runtime/server/page_files
+	rm -rf $(VENV) $(VENV)-ray $(DEMO) _build* web/node_modules runtime/server/page_files

@@ -33,6 +33,7 @@ _EXTRAS: Mapping[str, tuple[str, ...]] = {
         *("accelerate", "modelopt", "onnxscript", "triton"),
     ),
     "bench": ("aiohttp", "matplotlib"),
+    "ray": ("ray",),
 }
 
 

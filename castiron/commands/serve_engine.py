@@ -9,6 +9,7 @@ import click
 
 from .common import engine_argument
 from .config_file import configurable, given_options
+from .replicas import check_replicas, replica_options, serve_several
 from .runtime_options import runtime_options
 from .server_options import front_of, listen_of, server_options
 from .server_report import show_routes, show_session
@@ -63,6 +64,7 @@ from .server_report import show_routes, show_session
     is_flag=True,
     help="Let clients have another engine served, from any folder that the server can read.",
 )
+@replica_options
 @server_options
 @runtime_options
 def command(
@@ -79,6 +81,8 @@ def command(
     enable_tokenizer_info_endpoint: bool,
     disable_page: bool,
     allow_engine_swap: bool,
+    replicas: int,
+    ray_address: str | None,
     http: dict[str, Any],
     runtime: dict[str, Any],
 ) -> None:
@@ -100,28 +104,33 @@ def command(
 
     # What is wrong with these is said before a large engine is loaded.
     listen, front = listen_of(http), front_of(http)
+    check_replicas(replicas, ray_address, front, swap=allow_engine_swap)
     configure_logging(http["log_level"], http["log_format"])
-    options = RuntimeOptions(max_queue_size=max_queue_size, max_queued_tokens=max_queued_tokens, **runtime)
+    runtime |= {"max_queue_size": max_queue_size, "max_queued_tokens": max_queued_tokens}
+    options = RuntimeOptions(**runtime)
+    config = partial(
+        ServerConfig,
+        use_generation_config=generation_config == "auto",
+        worker_threads=worker_threads,
+        max_body_bytes=max_body_bytes,
+        lora_updating=allow_runtime_lora_updating,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        tokenizer_info=enable_tokenizer_info_endpoint,
+        page=not disable_page,
+        log_prompts=http["log_prompts"],
+    )
+    if replicas > 1:
+        serve_several(engine, replicas, runtime, config, served_model_name, listen, front, ray_address)
+        return
     session = open_session(engine, options=options, phases=phases)
     close = session.close
     try:
         with phases("tokenizer"):  # what is left of it: it is loaded beside the weights
             _ = session.tokenizer
         names = served_model_name or (session.info.name,)
-        config = ServerConfig(
-            model_names=names,
-            use_generation_config=generation_config == "auto",
-            worker_threads=worker_threads,
-            max_body_bytes=max_body_bytes,
-            lora_updating=allow_runtime_lora_updating,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
-            tokenizer_info=enable_tokenizer_info_endpoint,
-            page=not disable_page,
-            log_prompts=http["log_prompts"],
-        )
         load = partial(open_session, options=options) if allow_engine_swap else None
-        service = Service(AsyncEngine(session), config, load)
+        service = Service(AsyncEngine(session), config(names), load)
         close = service.slot.close_now
         show_session(session, phases.seconds, given_options(click.get_current_context()))
         app = make_app(service, front)

@@ -9,13 +9,23 @@ import ssl
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 
 from .front import Front
 from .http_protocol import bounded_http
 from .listening import Listen, open_sockets, remove_socket_file
-from .service import Service
+
+
+class Drainable(Protocol):
+    """What accepts requests until it is told to stop."""
+
+    draining: bool
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were accepted and are not answered."""
 
 
 class _Server(uvicorn.Server):
@@ -28,7 +38,7 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        service: Service,
+        service: Drainable,
         front: Front,
         patience: float,
         ready: Callable[[int], None],
@@ -67,11 +77,12 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def serve(service: Service, app: Front, listen: Listen, *, ready: Callable[[int], None]) -> None:
+def serve(service: Drainable, app: Front, listen: Listen, *, ready: Callable[[int], None]) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        app: of ``make_app`` over the service.
+        service: what drains.
+        app: of ``make_app`` over it.
         ready: called with the port (0 for a Unix socket) when connections are accepted.
 
     Raises:

@@ -187,3 +187,31 @@ def test_options_come_from_a_file_and_variables_too(tmp_path, monkeypatch):
         process.terminate()
         _, log = process.communicate()
     assert json.loads(log.splitlines()[0])["status"] == 401
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--replicas", "2", "--allow-engine-swap"), "--allow-engine-swap does not go with --replicas 2"),
+        (("--ray-address", "auto"), "--ray-address is for --replicas 2 or more"),
+        (("--replicas", "0"), "0 is not in the range x>=1"),
+    ],
+)
+def test_options_that_do_not_go_with_replicas_are_refused(options, message):
+    result = CliRunner().invoke(main, ["serve-engine", "E", *options])
+    assert result.exit_code != 0
+    assert message in result.stderr
+
+
+def test_a_limit_of_tokens_of_a_key_does_not_go_with_replicas(tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text('keys: [{name: a, key: "0123456789", max_tokens_in_flight: 5}]')
+    result = CliRunner().invoke(main, ["serve-engine", "E", "--replicas", "2", "--api-key-file", str(path)])
+    assert "max_tokens_in_flight of a key does not go with --replicas 2" in result.stderr
+
+
+def test_without_ray_replicas_say_what_to_install(monkeypatch, tiny_engine):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = CliRunner().invoke(main, ["serve-engine", str(tiny_engine), "--replicas", "2"])
+    assert result.exit_code == 1
+    assert "pip install 'castiron[ray]'" in result.stderr

@@ -4,6 +4,8 @@ import { getJson, type Stats } from "./api";
 
 const EVERY_MS = 500;
 const AFTER_A_FAILURE_MS = 2000;
+/** Of several engines behind one address the one to look at: /?replica=1#live. */
+const REPLICA = new URLSearchParams(location.search).get("replica");
 
 export class Feed {
   private last = 0;
@@ -21,7 +23,7 @@ export class Feed {
     let pause = EVERY_MS;
     if (!document.hidden) {
       try {
-        const stats = await getJson<Stats>(`stats?recent_steps=1024&after_step=${this.last}`);
+        const stats = await getJson<Stats>(`stats?recent_steps=1024&after_step=${this.last}&replica=${REPLICA ?? 0}`);
         // A server that was started again counts from the beginning.
         this.last = stats.steps;
         this.take(stats);

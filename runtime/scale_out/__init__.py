@@ -1,0 +1,1 @@
+"""Several engines behind one address, by Ray Serve: ``castiron serve-engine --replicas N``."""

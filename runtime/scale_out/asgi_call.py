@@ -1,0 +1,82 @@
+"""One request to an ASGI application in this process, for a caller elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+_Messages = list[Message]
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """What the replica needs of a request; can be pickled."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    client: tuple[str, int] | None = None
+
+    def scope(self) -> dict[str, Any]:
+        """As ASGI has it."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": self.method,
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": self.query,
+            "root_path": "",
+            "headers": self.headers,
+            "client": self.client,
+            "server": None,
+        }
+
+
+async def call(app: ASGIApp, request: HttpRequest) -> AsyncIterator[_Messages]:
+    """The application's messages, as many at once as there are. When the caller stops listening, the
+    application is told that the client has gone, and ended if it does not end by itself.
+    """
+    messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=256)
+    gone = asyncio.Event()
+    body: list[bytes] = [request.body]
+
+    async def receive() -> Message:
+        if body:
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def run() -> None:
+        try:
+            await app(request.scope(), receive, messages.put)
+        finally:
+            await messages.put(None)
+
+    task = asyncio.ensure_future(run())
+    try:
+        ended = False
+        while not ended:
+            batch = [await messages.get()]
+            while not messages.empty():
+                batch.append(messages.get_nowait())
+            ended = batch[-1] is None
+            if found := [message for message in batch if message is not None]:
+                yield found
+        await task
+    finally:
+        gone.set()
+        if not task.done():
+            while not messages.empty():  # nobody waits for them, and the application must not wait for room
+                messages.get_nowait()
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(task, timeout=5)

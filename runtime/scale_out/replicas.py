@@ -1,0 +1,247 @@
+"""All replicas as one application: each request goes to one of them, and to another one where that has failed
+before it answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..server import errors
+from ..server.errors import ApiError
+from ..server.streaming import DONE, ClientGoneError, event, read_body, while_connected
+from .asgi_call import HttpRequest
+from .metrics import merge_metrics
+from .prefix_router import PrefixRouter, prefix_keys
+
+_log = logging.getLogger("castiron.scale_out")
+#: What changes a replica must change them all.
+_FOR_ALL = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_WATCH_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
+#: Made for each connection, not to be passed on; the id of a request is this process's.
+_HOP_HEADERS = (b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id")
+
+
+class Replicas:
+    """An ASGI application over handles of Ray Serve.
+
+    Args:
+        handles: of deployments of ``Replica``.
+        max_body_bytes: larger bodies are refused.
+
+    Attributes:
+        draining: new work is refused.
+    """
+
+    def __init__(self, handles: Sequence[Any], max_body_bytes: int) -> None:
+        self.draining = False
+        self._max_body_bytes = max_body_bytes
+        self._handles = handles
+        self._streams = [handle.options(stream=True) for handle in handles]
+        self._router = PrefixRouter(len(handles))
+        self._up = set(range(len(handles)))
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that replicas are at."""
+        return sum(self._router.loads)
+
+    @property
+    def loads(self) -> list[int]:
+        """The same of each replica."""
+        return self._router.loads
+
+    def app(self) -> ASGIApp:
+        """The application, which watches the replicas while it lives."""
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            watching = asyncio.create_task(self._watch())
+            yield
+            watching.cancel()
+
+        return Starlette(routes=[Route("/{path:path}", self)], lifespan=lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        try:
+            if path.startswith("/health"):
+                await self._health(path)(scope, receive, send)
+                return
+            body = await read_body(request, self._max_body_bytes)
+            given = HttpRequest(
+                request.method,
+                path,
+                scope["query_string"],
+                [(name, value) for name, value in scope["headers"] if name not in _HOP_HEADERS],
+                body,
+                scope.get("client"),
+            )
+            await while_connected(receive, self._answer(given, request, scope, send))
+        except ClientGoneError:
+            return
+        except ApiError as error:
+            await errors.response(error)(scope, receive, send)
+
+    async def _answer(self, given: HttpRequest, request: Request, scope: Scope, send: Send) -> None:
+        whole: Response | None = None
+        if given.path == "/metrics":
+            whole = await self._metrics(given)
+        elif given.path in _FOR_ALL:
+            answers = await self._ask(range(len(self._streams)), given)
+            whole = next((a for a in answers if a.status_code >= 400), answers[0])
+        elif (wanted := request.query_params.get("replica")) is not None and given.method == "GET":
+            (whole,) = await self._ask([self._index(wanted)], given)
+        elif self.draining and given.method == "POST":
+            # A client that keeps the connection would ask the same server again.
+            headers = {"Connection": "close", "Retry-After": "1"}
+            raise ApiError(503, "the server is shutting down; send the request again", headers=headers)
+        else:
+            await self._pass_on(given, await asyncio.to_thread(_keys, given.body), send)
+        if whole is not None:
+            await whole(scope, _nothing, send)
+
+    async def _pass_on(self, given: HttpRequest, keys: list[bytes], send: Send) -> None:
+        tried: set[int] = set()
+        while left := sorted(self._up - tried):
+            index = self._router.choose(keys, left)
+            relay = _Relay(send)
+            try:
+                await relay.run(self._streams[index].answer.remote(given))
+                return
+            except Exception as error:  # Ray's, of many kinds; failures of the application are answers
+                _log.warning("replica %d failed: %s", index, str(error).partition("\n")[0])
+                self._down(index)
+                tried.add(index)
+                if await relay.ended():
+                    return
+            finally:
+                self._router.done(index)
+        raise ApiError(503, "no replica is up; try again", headers={"Retry-After": "5"})
+
+    async def _ask(self, indices: Sequence[int], given: HttpRequest) -> list[Response]:
+        """The whole answers of some replicas."""
+
+        async def one(index: int) -> Response:
+            messages: list[Message] = []
+            try:
+                async for batch in self._streams[index].answer.remote(given):
+                    messages += batch
+            except Exception as error:  # Ray's
+                return errors.response(ApiError(503, f"replica {index} does not answer: {error}"))
+            head, *parts = messages
+            made = Response(b"".join(part.get("body", b"") for part in parts), head["status"])
+            made.raw_headers = [(n, v) for n, v in head["headers"] if n not in _HOP_HEADERS]
+            return made
+
+        return list(await asyncio.gather(*map(one, indices)))
+
+    async def _metrics(self, given: HttpRequest) -> Response:
+        up = sorted(self._up)
+        answers = await self._ask(up, given)
+        texts = {i: bytes(a.body).decode() for i, a in zip(up, answers, strict=True) if a.status_code == 200}
+        return Response(merge_metrics(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _index(self, wanted: str) -> int:
+        count = len(self._streams)
+        if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < count):
+            raise ApiError(400, f"replica is {wanted[:20]!r}; expected 0 to {count - 1}", "replica")
+        return int(wanted)
+
+    def _health(self, path: str) -> Response:
+        status = "failed" if not self._up else "draining" if self.draining else "ok"
+        good = status == "ok" or path == "/health/live" or (path == "/health" and bool(self._up))
+        body = {"status": status, "replicas": len(self._streams), "replicas_up": len(self._up)}
+        return JSONResponse(body | {"unfinished_requests": self.unfinished}, 200 if good else 503)
+
+    def _down(self, index: int) -> None:
+        self._up.discard(index)
+        self._router.forget(index)
+
+    async def _watch(self) -> None:
+        """Know which replicas are up before a request has to find out."""
+        while True:
+            await asyncio.gather(*map(self._check, range(len(self._handles))))
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    async def _check(self, index: int) -> None:
+        response = self._handles[index].check_health.remote()
+
+        async def answer() -> None:
+            await response
+
+        try:
+            await asyncio.wait_for(answer(), _ANSWER_SECONDS)
+        except Exception as error:  # Ray's, or no answer in time
+            response.cancel()
+            if index in self._up:
+                _log.warning("replica %d is down: %s", index, str(error).partition("\n")[0] or "no answer")
+                self._down(index)
+        else:
+            if index not in self._up:
+                _log.warning("replica %d is up again", index)
+            self._up.add(index)
+
+
+class _Relay:
+    """Sends a replica's messages on."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+
+    async def run(self, stream: Any) -> None:
+        """Send all of them; raises what the stream raises."""
+        finished = False
+        try:
+            async for batch in stream:
+                for message in batch:
+                    await self._send(self._mine(message))
+            finished = True
+        finally:
+            if not finished:  # the client has gone, or the replica has: nobody listens any more
+                stream.cancel()
+
+    def _mine(self, message: Message) -> Message:
+        if message["type"] != "http.response.start":
+            return message
+        self._head = message
+        return {**message, "headers": [(n, v) for n, v in message["headers"] if n not in _HOP_HEADERS]}
+
+    async def ended(self) -> bool:
+        """After a failure: whether the answer had begun; its end says then that it is not whole."""
+        if self._head is None:
+            return False
+        body = b""
+        if any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self._head["headers"]):
+            _, told = errors.describe(ApiError(503, "the replica failed while it answered; send it again"))
+            body = event(told) + DONE
+        with contextlib.suppress(Exception):  # a body of a known length that is cut short: uvicorn objects
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        return True
+
+
+async def _nothing() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def _keys(body: bytes) -> list[bytes]:
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        return []  # the replica says what is wrong
+    return prefix_keys(given) if isinstance(given, dict) else []
