@@ -24,6 +24,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p castiron
 	find cpp -name '*.h' -o -name '*.cc' -o -name '*.inl' | xargs $(BIN)/clang-format --dry-run --Werror
+	if command -v npm >/dev/null; then cd web && npm ci && npm run check; fi
 
 # The C++ tests run under AddressSanitizer and UBSan, those of the engine loop under ThreadSanitizer as well.
 SANITIZED := -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DCASTIRON_TESTS=ON -DCASTIRON_WERROR=ON

@@ -13,6 +13,8 @@ import live_server
 import make_tokenizer
 import pytest
 from castiron.runtime.server import page
+from castiron.runtime.server.api_keys import ApiKey, ApiKeys
+from castiron.runtime.server.front import FrontConfig
 from fake_core import FakeCore
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make page-test")
@@ -250,6 +252,31 @@ def test_the_live_view_shows_what_runs(tab, server):
     tab.click("#tab-chat")
     shot(tab, "chat-dark")
     tab.keyboard.press("Escape")
+
+
+def test_a_server_with_keys_is_asked_with_the_one_that_was_typed_in(browser, tmp_path):
+    keys = ApiKeys([ApiKey("team", "sk-test-0123456789")])
+    folder = make_tokenizer.byte_level(tmp_path)
+    with live_server.serve(LiveCore(), tokenizer_dir=folder, front=FrontConfig(keys)) as (url, _):
+        context = browser.new_context(viewport={"width": 1360, "height": 900})
+        tab = context.new_page()
+        tab.goto(url)
+        sync_api.expect(tab.locator("#status")).to_contain_text("needs an API key")
+        sync_api.expect(tab.locator(".field.wanted label")).to_have_text("API key")
+        shot(tab, "locked")
+        tab.fill("#api-key", "sk-test-0123456789")
+        tab.press("#api-key", "Tab")
+        sync_api.expect(tab.locator("#status")).to_contain_text("ready", timeout=10_000)
+        assert tab.locator("#model option").all_inner_texts() == ["fake", "alias"]
+        set_length(tab, 3)
+        ask(tab, "Hello")
+        sync_api.expect(tab.locator(".turn.assistant footer")).to_contain_text("3 tokens")
+        tab.reload()
+        assert tab.input_value("#api-key") == "sk-test-0123456789"
+        other = context.new_page()
+        other.goto(url)
+        assert other.input_value("#api-key") == "", "another tab has no key"
+        context.close()
 
 
 def test_at_the_width_of_a_phone_nothing_is_cut_off(tab):
