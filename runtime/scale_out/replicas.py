@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -28,6 +30,9 @@ from .prefix_router import PrefixRouter, prefix_keys
 _log = logging.getLogger("castiron.scale_out")
 #: What changes a replica must change them all.
 _FOR_ALL = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+#: Kept in the memory of the replica that made them.
+_RESPONSES = "/v1/responses/"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _WATCH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
 #: Made for each connection, not to be passed on; the id of a request is this process's.
@@ -104,6 +109,9 @@ class Replicas:
         elif given.path in _FOR_ALL:
             answers = await self._ask(range(len(self._streams)), given)
             whole = next((a for a in answers if a.status_code >= 400), answers[0])
+        elif given.path.startswith(_RESPONSES):
+            answers = await self._ask(self._some_up(), given)
+            whole = next((a for a in answers if a.status_code != 404), answers[0])
         elif (wanted := request.query_params.get("replica")) is not None and given.method == "GET":
             (whole,) = await self._ask([self._index(wanted)], given)
         elif self.draining and given.method == "POST":
@@ -111,13 +119,28 @@ class Replicas:
             headers = {"Connection": "close", "Retry-After": "1"}
             raise ApiError(503, "the server is shutting down; send the request again", headers=headers)
         else:
-            await self._pass_on(given, await asyncio.to_thread(_keys, given.body), send)
+            keys, earlier = await asyncio.to_thread(_read, given.body)
+            await self._pass_on(given, keys, await self._owners(given, earlier), send)
         if whole is not None:
             await whole(scope, _nothing, send)
 
-    async def _pass_on(self, given: HttpRequest, keys: list[bytes], send: Send) -> None:
+    async def _owners(self, given: HttpRequest, earlier: str | None) -> set[int]:
+        """The replicas that can answer: one that has the response which the request goes on from, or all."""
+        if earlier is None or not _ID.fullmatch(earlier):
+            return set(self._up)
+        up = self._some_up()
+        asking = replace(given, method="GET", path=_RESPONSES + earlier, query=b"", body=b"")
+        answers = await self._ask(up, asking)
+        return {i for i, a in zip(up, answers, strict=True) if a.status_code == 200} or set(self._up)
+
+    def _some_up(self) -> list[int]:
+        if not self._up:
+            raise ApiError(503, "no replica is up; try again", headers={"Retry-After": "5"})
+        return sorted(self._up)
+
+    async def _pass_on(self, given: HttpRequest, keys: list[bytes], able: set[int], send: Send) -> None:
         tried: set[int] = set()
-        while left := sorted(self._up - tried):
+        while left := sorted((self._up & able) - tried):
             index = self._router.choose(keys, left)
             relay = _Relay(send)
             try:
@@ -131,7 +154,7 @@ class Replicas:
                     return
             finally:
                 self._router.done(index)
-        raise ApiError(503, "no replica is up; try again", headers={"Retry-After": "5"})
+        raise ApiError(503, "no replica is up that could answer; try again", headers={"Retry-After": "5"})
 
     async def _ask(self, indices: Sequence[int], given: HttpRequest) -> list[Response]:
         """The whole answers of some replicas."""
@@ -239,9 +262,13 @@ async def _nothing() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-def _keys(body: bytes) -> list[bytes]:
+def _read(body: bytes) -> tuple[list[bytes], str | None]:
+    """Keys of the prompt, and the id of the response that it goes on from."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        return []  # the replica says what is wrong
-    return prefix_keys(given) if isinstance(given, dict) else []
+        return [], None  # the replica says what is wrong
+    if not isinstance(given, dict):
+        return [], None
+    earlier = given.get("previous_response_id")
+    return prefix_keys(given), earlier if isinstance(earlier, str) else None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from castiron.engines import open_engine
 from castiron.engines.cuda_layout import kv_layout, step_input_bytes
+from castiron.engines.kernel_paths import kernel_paths
 from castiron.engines.program import KvLayer
 from edit import copy_engine, edit_program, read_entries, write_entries
 from tiny import write_tiny_engine
@@ -45,6 +46,14 @@ def _arg(step: int, index: int, arg: dict[str, Any]) -> Callable[[dict[str, Any]
         p["steps"][step]["launches"][0]["args"][index] = arg
 
     return change
+
+
+def test_kernel_paths_count_the_steps_of_each_kernel(fat_engine: Path) -> None:
+    """The program by hand has rows gathered twice and keys stored once; on host each step is one op."""
+    engine = open_engine(fat_engine)
+    assert kernel_paths(engine.program(TARGET)) == {"rows.0": 2, "store.1": 1}
+    host = engine.program("host")
+    assert sum(kernel_paths(host).values()) == len(host.steps)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from castiron.runtime.scale_out.asgi_call import HttpRequest, call
 from castiron.runtime.scale_out.metrics import merge_metrics
 from castiron.runtime.scale_out.prefix_router import PrefixRouter, prefix_keys
-from castiron.runtime.scale_out.replicas import Replicas, _keys
+from castiron.runtime.scale_out.replicas import Replicas, _read
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -372,6 +372,31 @@ def test_a_client_that_goes_frees_its_replica():
     with_front(work)
 
 
+def test_a_response_is_found_where_it_was_made_and_goes_on_there():
+    async def work(front, handles):
+        def app_of(name):
+            async def app(scope, receive, send):
+                if scope["method"] == "GET":
+                    status = 200 if scope["path"] == f"/v1/responses/resp_{name}" else 404
+                    await JSONResponse({"at": name}, status)(scope, receive, send)
+                else:
+                    await JSONResponse({"at": name})(scope, receive, send)
+
+            return app
+
+        for name, handle in enumerate(handles):
+            handle.app = app_of(name)
+        for name in (0, 1, 0, 1, 1):
+            found = await ask(front, f"/v1/responses/resp_{name}", method="GET")
+            assert found == (200, f'{{"at":{name}}}')
+            body = {"input": "and now?", "previous_response_id": f"resp_{name}"}
+            assert await ask(front, "/v1/responses", body) == (200, f'{{"at":{name}}}')
+        assert (await ask(front, "/v1/responses/resp_9", method="GET"))[0] == 404
+        assert (await ask(front, "/v1/responses", {"input": "x", "previous_response_id": "../x"}))[0] == 200
+
+    with_front(work)
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff"])
 def test_what_is_no_object_goes_to_a_replica_that_says_so(body):
-    assert _keys(body) == []
+    assert _read(body) == ([], None)
