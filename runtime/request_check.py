@@ -36,7 +36,7 @@ def check_request(
     if least > limit:
         wanted = f"{asked} new tokens" if asked is not None else "at least one new token"
         raise ContextLengthError(
-            f"this engine's maximum context length is {limit} tokens, but {least} were requested "
+            f"this model's maximum context length is {limit} tokens, but {least} were requested "
             f"({len(ids)} in the prompt and {wanted}); shorten the prompt, lower max_tokens, or "
             "build the engine with a larger --max-seq-len",
             param="prompt" if len(ids) >= limit else "max_tokens",
