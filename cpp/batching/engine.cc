@@ -18,10 +18,13 @@ int within(const char* name, int chosen, int planned) {
     return chosen == 0 ? planned : chosen;
 }
 
-SchedulerLimits choose_limits(const Limits& built, const EngineOptions& options) {
+SchedulerLimits choose_limits(const Device& device, const Limits& built, const EngineOptions& options) {
     return {within("max_batch_size", options.max_batch_size, built.max_batch_size),
-            within("max_num_tokens", options.max_num_tokens, built.max_num_tokens), built.max_logit_rows,
-            built.max_seq_len, options.max_loras};
+            within("max_num_tokens", options.max_num_tokens, built.max_num_tokens),
+            built.max_logit_rows,
+            built.max_seq_len,
+            options.max_loras,
+            device.kv_window()};
 }
 
 EngineOptions checked(const EngineOptions& options) {
@@ -64,7 +67,7 @@ uint64_t draw_entropy() {
 
 Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size,
                const EngineOptions& options, std::unique_ptr<Drafter> drafter)
-    : limits_(choose_limits(limits, options)),
+    : limits_(choose_limits(*device, limits, options)),
       vocab_size_(vocab_size),
       options_(checked(options)),
       entropy_(draw_entropy()),
@@ -124,12 +127,12 @@ std::unique_ptr<Request> Engine::make_request(RequestId id, std::span<const int3
     const uint64_t seed = params.seed.value_or((uint64_t{bits[0]} << 32) | bits[1]);
     CacheUse cache{options_.prefix_caching, options.priority, options.cache_salt};
     cache.salt.adapter = options.adapter;
-    auto request =
-        std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_, cache);
+    auto request = std::make_unique<Request>(id, prompt, std::move(params), seed, new_tokens, vocab_size_,
+                                             cache, limits_.window());
     if (drafter_ != nullptr && request->params.num_speculative_tokens != 0 && new_tokens > 1 &&
         request->beams == nullptr) {
         request->drafts.reserve(static_cast<size_t>(drafter_->max_tokens()));
-        request->draft_state = drafter_->begin(*request);
+        request->draft_with(drafter_->begin(*request));
     }
     return request;
 }
@@ -240,7 +243,6 @@ std::vector<Event> Engine::poll(std::chrono::duration<double> timeout) {
         // The engine thread gets polled_ to write to, so it must hold as much.
         if (polled_.capacity() < outbox_.capacity()) polled_.reserve(outbox_.capacity());
         polled_.swap(outbox_);
-        ++outbox_round_;
     }
     // Without the lock, on this thread's time: what was published does not change any more.
     std::vector<Event> events;

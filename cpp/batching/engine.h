@@ -228,9 +228,10 @@ private:
     StepCost step_cost_;
     Scheduler scheduler_;
     StepRunner runner_;
-    std::vector<Request*> touched_;  // requests with news in this step
-    StartedStep under_way_;          // a step that the device has queued
-    Clock::time_point last_finish_;  // of a step on the device
+    std::vector<Request*> touched_;     // requests with news in this step
+    StartedStep under_way_;             // a step that the device has queued
+    bool cancelled_under_way_ = false;  // a request that it may hold was cancelled
+    Clock::time_point last_finish_;     // of a step on the device
     int64_t steps_ = 0;
     int64_t checked_steps_ = 0;  // at the last check of the cache
     int failures_in_a_row_ = 0;
@@ -259,7 +260,6 @@ private:
     int64_t inbox_tokens_ = 0;
     std::vector<RequestId> cancels_;
     std::vector<News> outbox_;
-    int64_t outbox_round_ = 0;  // counts the times that poll() took the outbox away
     EngineStats stats_;
     StepTrace trace_{1024};
 

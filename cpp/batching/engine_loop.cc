@@ -78,7 +78,10 @@ bool Engine::take_in_cancels() {
         if (request.state != RequestState::kFinished) {
             const bool runs = request.state != RequestState::kWaiting;
             request.finish(FinishReason::kCancelled);
-            if (runs && under_way_.plan != nullptr) return false;
+            if (runs && under_way_.plan != nullptr) {
+                cancelled_under_way_ = true;
+                return false;
+            }
             scheduler_.remove(request);
         }
         publish(request);
@@ -174,7 +177,6 @@ bool Engine::start(StartedStep& step) {
     record.ahead = under_way_.plan != nullptr;
     step.started = Clock::now();
     if (!on_device(step, [&] { runner_.start(*step.plan); })) return false;
-    runner_.count_started(*step.plan);
     record.graph = device_->graph_bucket();
     step.queued = runner_.queued();
     return true;
@@ -187,14 +189,11 @@ bool Engine::finish(StartedStep& step) {
     if (step.queued && !on_device(step, [&] { runner_.finish(plan); })) return false;
     last_finish_ = Clock::now();
     failures_in_a_row_ = 0;
-    touched_.clear();
-    for (const ScheduledChunk& chunk : plan.chunks) {
-        if (chunk.beam <= 0) touched_.push_back(chunk.request);
-    }
     take_masks(plan);
     if (plan.needs_host) runner_.process_logits(plan, processors_, kMaskPatience);
-    step.record.accepted_tokens = runner_.sample(plan);
-    scheduler_.keep_computed(plan);
+    const StepRunner::Sampled sampled = runner_.sample(plan);
+    step.record.accepted_tokens = sampled.right_drafts;
+    scheduler_.keep_computed(plan, sampled.failed);
     ask_for_masks(plan);
     step.record.queued = std::chrono::duration<double>(first - step.started).count();
     step.record.forward = std::chrono::duration<double>(last_finish_ - first).count();
@@ -202,6 +201,11 @@ bool Engine::finish(StartedStep& step) {
     if (drafter_ != nullptr && plan.num_decodes > 0 && step.record.prefill_tokens == 0) {
         step_cost_.observe(plan.num_tokens, step.record.forward + step.record.sample);
     }
+    touched_.clear();
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        if (chunk.beam <= 0) touched_.push_back(chunk.request);
+    }
+    if (sampled.ended || std::exchange(cancelled_under_way_, false)) scheduler_.retire_finished();
     hand_over(step.record);
     return true;
 }
@@ -224,6 +228,7 @@ bool Engine::on_device(const StartedStep& step, Call call) {
     leave_device();
     if (!failure) return true;
     fail_running(*failure, lost);
+    scheduler_.retire_finished();
     StepRecord record = step.record;
     hand_over(record);
     return false;
@@ -286,7 +291,6 @@ void Engine::ask_for_masks(const StepPlan& plan) {
 
 // Makes the step's news visible to poll() and stats().
 void Engine::hand_over(StepRecord& record) {
-    scheduler_.retire_finished();
     bool news = false;
     {
         const std::lock_guard lock(mutex_);
@@ -299,7 +303,8 @@ void Engine::hand_over(StepRecord& record) {
         stats_.accepted_tokens += record.accepted_tokens;
         for (Request* request : touched_) {
             record.finished += request->state == RequestState::kFinished ? 1 : 0;
-            stats_.generated_tokens += request->num_public() - request->published + request->num_found();
+            stats_.generated_tokens += request->num_public() - request->published;
+            if (request->searches()) stats_.generated_tokens += request->num_found();
             publish(*request);
         }
         stats_.device_failures += failures_in_a_row_ > 0 ? 1 : 0;
@@ -326,12 +331,13 @@ void Engine::publish(Request& request) {
         request.looks_at_tokens && (request.params.context_logits || request.params.prompt_logprobs >= 0);
     const bool context = wanted && !request.published_context && request.context_rows_left == 0;
     if (request.published == request.num_public() && !finished && !context) return;
-    if (request.outbox_round != outbox_round_) {
-        request.outbox_round = outbox_round_;
-        request.outbox_entry = static_cast<int>(outbox_.size());
+    auto entry = static_cast<size_t>(request.outbox_entry);
+    if (entry >= outbox_.size() || outbox_[entry].request != &request) {  // poll() took it away
+        entry = outbox_.size();
+        request.outbox_entry = static_cast<int>(entry);
         outbox_.push_back({&request, request.published, request.published, false, false});
     }
-    News& news = outbox_[static_cast<size_t>(request.outbox_entry)];
+    News& news = outbox_[entry];
     news.to = request.published = request.num_public();
     news.context |= context;
     news.finished = finished;

@@ -50,18 +50,24 @@ RowSampling describe(const SamplingParams& params) {
 }  // namespace
 
 Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, SamplingParams sampling_params,
-                 uint64_t sampling_seed, int new_tokens, int vocab_size, const CacheUse& cache)
+                 uint64_t sampling_seed, int new_tokens, int vocab_size, const CacheUse& cache,
+                 const KvWindow& window)
     : prompt_tokens(static_cast<int>(prompt_ids.size())),
       max_new_tokens(new_tokens),
+      latest_token(prompt_ids.back()),
       looks_at_tokens(depends_on_tokens(sampling_params)),
+      scores_tokens(sampling_params.logprobs >= 0),
+      num_stops(static_cast<uint8_t>(std::min<size_t>(sampling_params.stop_token_ids.size(), 2))),
       row_sampling(describe(sampling_params)),
-      block_table(max_cached_tokens(), cache),
+      first_stop(num_stops > 0 ? sampling_params.stop_token_ids[0] : -1),
+      block_table(max_cached_tokens(), cache, sampling_params.beam_width > 0 ? KvWindow{} : window),
       params(std::move(sampling_params)),
       seed(sampling_seed),
       id(request_id) {
     const auto room = static_cast<size_t>(max_new_tokens);
     tokens.reserve(prompt_ids.size() + room);
     tokens.assign(prompt_ids.begin(), prompt_ids.end());
+    places = block_table.blocks().data();
     if (params.logprobs >= 0) output_scores = ScoredTokens(room + 1, params.logprobs);
     if (params.has_penalties()) {
         seen = TokenCounts(prompt_ids.size() + room);
@@ -91,12 +97,13 @@ ScoredTokens::ScoredTokens(size_t count, int width)
     : width_(static_cast<size_t>(width)), logprobs_(count), num_top_(count), top_(count * width_) {}
 
 void Request::append(const SampledToken& sampled) {
-    if (params.stops_at(sampled.token)) {
+    if (stops_at(sampled.token)) {
         stop_token = sampled.token;
         return finish(FinishReason::kStop);
     }
-    if (row_sampling.num_logprobs >= 0) output_scores.set(num_output(), sampled);
+    if (scores_tokens) output_scores.set(num_output(), sampled);
     tokens.push_back(sampled.token);
+    latest_token = sampled.token;
     if (looks_at_tokens && params.has_penalties()) seen.note(sampled.token, true);
     state = RequestState::kDecoding;
     if (num_output() >= max_new_tokens) finish(FinishReason::kLength);
@@ -120,6 +127,7 @@ void Request::advance_beams() {
     const auto best = beams->search.output(0);
     tokens.resize(static_cast<size_t>(prompt_tokens));
     tokens.insert(tokens.end(), best.begin(), best.end());
+    latest_token = tokens.back();
     state = RequestState::kDecoding;
 }
 

@@ -71,8 +71,9 @@ struct Beams {
 // step after it can be prepared before anybody knows that token.
 struct alignas(64) Request {
     // max_new_tokens: params.max_tokens, or less where the context ends. cache.priority is the request's.
+    // window: of the model's attention; a beam search keeps all nevertheless.
     Request(RequestId id, std::span<const int32_t> prompt, SamplingParams params, uint64_t seed,
-            int max_new_tokens, int vocab_size, const CacheUse& cache = {});
+            int max_new_tokens, int vocab_size, const CacheUse& cache = {}, const KvWindow& window = {});
 
     [[nodiscard]] std::span<const int32_t> prompt() const {
         return {tokens.data(), static_cast<size_t>(prompt_tokens)};
@@ -89,7 +90,7 @@ struct alignas(64) Request {
     // The most positions that it can ever have in the KV cache: the last token generated is never fed.
     [[nodiscard]] int max_cached_tokens() const { return prompt_tokens + std::max(max_new_tokens - 1, 0); }
     // Whether logits of prompt tokens are still to come, as such or for their log-probabilities.
-    [[nodiscard]] bool wants_context_logits() const { return context_rows_left > 0; }
+    [[nodiscard]] bool wants_context_logits() const { return looks_at_tokens && context_rows_left > 0; }
     // Whether it goes on by one token: not if a step under way chooses its last one.
     [[nodiscard]] bool decodes() const {
         const bool ends = awaited_tokens > 0 && num_output_awaited() >= max_new_tokens;
@@ -106,14 +107,29 @@ struct alignas(64) Request {
         return priority() != other.priority() ? priority() < other.priority() : id < other.id;
     }
     // Whether the tokens that it has must be known before a step with it is prepared.
-    [[nodiscard]] bool needs_host() const { return looks_at_tokens || draft_state != nullptr; }
+    [[nodiscard]] bool needs_host() const { return looks_at_tokens || drafted; }
+    // A beam search; one looks at its tokens.
+    [[nodiscard]] bool searches() const { return looks_at_tokens && beams != nullptr; }
+    // Somebody guesses its tokens from now on.
+    void draft_with(std::unique_ptr<DraftState> guesses) {
+        draft_state = std::move(guesses);
+        drafted = draft_state != nullptr;
+    }
+    // Whether the token ends it.
+    [[nodiscard]] bool stops_at(int32_t token) const {
+        return num_stops > 0 && (token == first_stop || (num_stops > 1 && params.stops_at(token)));
+    }
+    // The KV blocks of its first `positions` positions.
+    [[nodiscard]] std::span<const int32_t> blocks_of(int positions) const {
+        return {places, static_cast<size_t>(blocks_for_tokens(positions))};
+    }
     // Whether a mask from outside decides which tokens may come.
     [[nodiscard]] bool constrained() const { return !params.first_mask.empty(); }
 
     // Sequences of it that a step may run.
-    [[nodiscard]] int width() const { return beams == nullptr ? 1 : params.beam_width; }
+    [[nodiscard]] int width() const { return searches() ? params.beam_width : 1; }
     // Output tokens that may be told: those of a beam search are known at its end.
-    [[nodiscard]] int num_public() const { return beams == nullptr ? num_output() : 0; }
+    [[nodiscard]] int num_public() const { return searches() ? 0 : num_output(); }
     // Output tokens of all texts that a beam search found.
     [[nodiscard]] int num_found() const;
     // A step begins to run it, perhaps not for the first time.
@@ -128,36 +144,43 @@ struct alignas(64) Request {
     void append(const SampledToken& sampled);
     void finish(FinishReason reason, std::string message = {});
 
-    // What every step reads and writes comes first, and of params a step of plain requests needs the stop
-    // tokens alone: with thousands of requests running, fetching all this is most of what a step costs.
+    // What every step reads and writes comes first, in two cache lines, and a step of plain requests looks at
+    // little else: with thousands of requests running, fetching what they need is most of what a step costs.
     std::vector<int32_t> tokens;
     const int prompt_tokens;
     const int max_new_tokens;
+    int32_t latest_token;  // tokens.back()
     int num_computed = 0;
-    int awaited_tokens = 0;     // that steps under way choose
-    int awaited_row = -1;       // of the logits of the last of these steps: where its token is chosen
-    int most_computed = 0;      // before a preemption took it away
-    int context_rows_left = 0;  // prompt tokens whose logits are wanted and still to come
+    int awaited_tokens = 0;  // that steps under way choose
+    int awaited_row = -1;    // of the logits of the last of these steps: where its token is chosen
     // What the engine thread has made visible to poll().
-    int published = 0;  // output tokens
-    int outbox_entry = 0;
+    int published = 0;     // output tokens
+    int outbox_entry = 0;  // of the outbox, if that is the request's
     RequestState state = RequestState::kWaiting;
     FinishReason finish_reason = FinishReason::kNone;
     bool published_context = false;
     bool published_finish = false;
-    std::shared_ptr<const Adapter> adapter;  // or none; it lives until the request is gone
-    const bool looks_at_tokens;              // masks, rules, penalties and the like decide with the model
+    const bool looks_at_tokens;  // masks, rules, penalties and the like decide with the model
+    const bool scores_tokens;    // log-probabilities of its tokens are wanted
+    const uint8_t num_stops;     // stop tokens: none, one or more
+    bool drafted = false;        // somebody guesses its tokens
+
     RowSampling row_sampling;                // how a device chooses its tokens, but for the random number
-    int64_t outbox_round = -1;  // the outbox of this round has an entry for the request, outbox_entry
+    const int32_t first_stop;                // one of the stop tokens
+    const int32_t* places = nullptr;         // block_table.blocks().data(), which stays
+    std::shared_ptr<const Adapter> adapter;  // or none; it lives until the request is gone
+
     BlockTable block_table;
+
+    const SamplingParams params;
     std::unique_ptr<Beams> beams;             // of a beam search; block_table is the prompt's then
     std::vector<int32_t> drafts;              // guesses of the next tokens that this step checks
     std::unique_ptr<DraftState> draft_state;  // none: nobody guesses for this request
-
-    const SamplingParams params;
-    std::span<const uint32_t> mask;         // of the token that the step chooses, while it does
-    std::span<const float> changed_logits;  // what a processor made of the row, while the step chooses
-    TokenCounts seen;                       // what penalties look at; empty without any
+    int most_computed = 0;                    // before a preemption took it away
+    int context_rows_left = 0;                // prompt tokens whose logits are wanted and still to come
+    std::span<const uint32_t> mask;           // of the token that the step chooses, while it does
+    std::span<const float> changed_logits;    // what a processor made of the row, while the step chooses
+    TokenCounts seen;                         // what penalties look at; empty without any
     const uint64_t seed;
     const RequestId id;
     int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news

@@ -46,7 +46,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
 
 void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int beam_width) const {
     const int cached = prompt_tokens + std::max(max_new_tokens - 1, 0);
-    int needed = blocks_for_tokens(cached);
+    int needed = limits_.window().most_blocks(cached);
     if (beam_width > 0) {
         if (static_cast<size_t>(beam_width) > max_running_) {
             throw std::invalid_argument("the beam search is " + std::to_string(beam_width) +
@@ -72,9 +72,7 @@ const StepPlan& Scheduler::schedule() {
 }
 
 const StepPlan* Scheduler::schedule_ahead() {
-    const auto needs_host = [](const Request* request) { return request->needs_host(); };
-    if (std::any_of(running_.begin(), running_.end(), needs_host)) return nullptr;
-    if (!waiting_.empty() && needs_host(waiting_.front())) return nullptr;
+    if (host_bound_ > 0 || (!waiting_.empty() && waiting_.front()->needs_host())) return nullptr;
     if (policy_ == CapacityPolicy::kMaxUtilization && !has_room_ahead()) return nullptr;
     under_way_ = plan_;
     begin_plan();
@@ -115,6 +113,7 @@ void Scheduler::fill_plan() {
 // What is left to do for a request that has just left running_.
 void Scheduler::stop_running(Request& request) {
     extra_beams_ -= static_cast<size_t>(request.width() - 1);
+    host_bound_ -= request.needs_host() ? 1 : 0;
     request.give_back(pool_);
     request.drafts.clear();
     if (drafter_ != nullptr && request.draft_state != nullptr) drafter_->release(request);
@@ -160,19 +159,24 @@ void Scheduler::add_prefill(Request& request) {
     if (!computed_by_another(request)) add_chunk(request);
 }
 
-// One token and its logits: max_running_ leaves room for that of every running request.
+// One token and its logits: max_running_ leaves room for that of every running request. Only the first token
+// of a block needs one.
 void Scheduler::add_decode(Request& request) {
-    if (request.beams != nullptr) return add_beams(request);
-    request.block_table.grow(pool_, request.num_computed + 1);
+    if (request.searches()) return add_beams(request);
+    if (request.num_computed % kBlockTokens == 0) {
+        request.block_table.slide(pool_, request.num_computed);
+        request.block_table.grow(pool_, request.num_computed + 1);
+    }
     add_tokens(request, 1, 1);
 }
 
 void Scheduler::add_tokens(Request& request, int tokens, int logits, int beam) {
-    plan_->chunks.push_back({&request, tokens, logits, beam, 0, request.num_pending(), request.num_computed,
-                             plan_->num_logit_rows});
-    plan_->num_tokens += tokens;
-    plan_->num_logit_rows += logits;
-    plan_->needs_host |= request.needs_host();
+    StepPlan& plan = *plan_;
+    plan.chunks.push_back({&request, tokens, logits, beam, 0, request.num_pending(), request.num_computed,
+                           plan.num_logit_rows});
+    plan.num_tokens += tokens;
+    plan.num_logit_rows += logits;
+    plan.needs_host |= request.needs_host();
 }
 
 void Scheduler::add_beams(Request& request) {
@@ -199,6 +203,7 @@ void Scheduler::add_chunk(Request& request) {
         }
     }
     if (tokens <= 0) return;
+    request.block_table.slide(pool_, request.num_computed);
     request.block_table.grow(pool_, request.num_computed + tokens);
     add_tokens(request, tokens, logits);
     plan_->recomputed_tokens +=
@@ -246,32 +251,39 @@ int Scheduler::draft_room(const Request& request, int most) const {
 int Scheduler::place_drafts(Request& request) {
     if (request.drafts.empty()) return 0;
     BlockTable& table = request.block_table;
+    table.slide(pool_, request.num_computed);
     const int fed = request.num_computed + 1;
     int tokens = fed + static_cast<int>(request.drafts.size());
     // The others must keep a block each to grow by, or a guess could drive one of them out.
     const int spare = pool_.available() - static_cast<int>(running_.size());
-    const int missing = blocks_for_tokens(tokens) - table.num_blocks();
+    const int missing = blocks_for_tokens(tokens) - table.num_places();
     if (missing > 0 && (missing > spare || !table.reserve(pool_, tokens))) {
-        tokens = table.num_blocks() * kBlockTokens;
+        tokens = table.num_places() * kBlockTokens;
     }
     table.grow(pool_, tokens);
     request.drafts.resize(static_cast<size_t>(tokens - fed));
     return tokens - fed;
 }
 
-void Scheduler::keep_computed(const StepPlan& plan) {
+// Most chunks are a token that fills no block: of those nothing is to be done, unless somebody is special.
+void Scheduler::keep_computed(const StepPlan& plan, bool failed) {
+    const bool special = failed || plan.needs_host;
     for (const ScheduledChunk& chunk : plan.chunks) {
-        Request& request = *chunk.request;
-        if (request.finish_reason == FinishReason::kError) {
-            request.block_table.forget(pool_);  // what made its logits useless may lie in its blocks
-        } else {
-            // Right drafts are computed as well. No step is planned ahead of one with drafts.
-            const int computed = chunk.num_drafts > 0 ? request.num_computed : chunk.end();
-            const int in_table = request.beams == nullptr ? computed : request.prompt_tokens;
-            request.block_table.keep(pool_, request.tokens, std::min(in_table, computed));
-        }
-        if (request.beams != nullptr && chunk.beam <= 0) follow_beams(request);
+        if (special || chunk.start / kBlockTokens != chunk.end() / kBlockTokens) keep_chunk(chunk);
     }
+}
+
+void Scheduler::keep_chunk(const ScheduledChunk& chunk) {
+    Request& request = *chunk.request;
+    if (request.finish_reason == FinishReason::kError) {
+        request.block_table.forget(pool_);  // what made its logits useless may lie in its blocks
+    } else {
+        // Right drafts are computed as well. No step is planned ahead of one with drafts.
+        const int computed = chunk.num_drafts > 0 ? request.num_computed : chunk.end();
+        const int in_table = request.searches() ? request.prompt_tokens : computed;
+        request.block_table.keep(pool_, request.tokens, std::min(in_table, computed));
+    }
+    if (request.searches() && chunk.beam <= 0) follow_beams(request);
 }
 
 // The blocks go where the search went.
@@ -315,6 +327,7 @@ void Scheduler::abandon() noexcept {
     }
     running_.clear();
     extra_beams_ = 0;
+    host_bound_ = 0;
 }
 
 void Scheduler::remove(Request& request) {

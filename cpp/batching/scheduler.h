@@ -17,6 +17,9 @@ struct SchedulerLimits {
     int max_logit_rows = 0;  // rows of logits in a step
     int max_seq_len = 0;     // prompt and output of one request
     int max_loras = 0;       // different adapters running at a time
+    int kv_window = 0;       // how far back attention looks, in tokens; 0: to the beginning
+
+    [[nodiscard]] KvWindow window() const { return {kv_window, max_num_tokens}; }
 };
 
 // What is promised to a request that starts to run.
@@ -42,7 +45,7 @@ struct ScheduledChunk {
         return request->tokens.data() + start;
     }
     [[nodiscard]] std::span<const int32_t> blocks() const {
-        return beam >= 0 ? request->beams->tables.blocks(beam) : request->block_table.blocks();
+        return beam >= 0 ? request->beams->tables.blocks(beam) : request->blocks_of(start + num_tokens);
     }
     // No other chunk of its request comes behind it.
     [[nodiscard]] bool last_of_request() const {
@@ -94,6 +97,9 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens, kAda
 // - What is left of a step's tokens and rows of logits may go to drafts of the decoding requests, never a KV
 //   block that somebody else was promised or could need to grow by.
 //
+// - Of a model whose every layer has a sliding window a request gives back the blocks behind it as it goes,
+//   and is promised no more than it holds at a time. A beam search keeps all.
+//
 // So every step moves every decoding request and the first prefill; there is no deadlock, no starvation among
 // equals and no idle step.
 //
@@ -128,8 +134,9 @@ public:
     // The step behind the one under way, planned last and started. None where that one's tokens must be known
     // first: a request looks at them (Request::needs_host), has to give way to another, or all of them end.
     [[nodiscard]] const StepPlan* schedule_ahead();
-    // The plan was carried out: its full blocks enter the prefix cache.
-    void keep_computed(const StepPlan& plan);
+    // The plan was carried out: its full blocks enter the prefix cache. failed: some of its requests ended
+    // with an error.
+    void keep_computed(const StepPlan& plan, bool failed);
     // The plan failed on the device, and nobody knows what the KV cache holds.
     void forget_cache() { pool_.forget_all(); }
     // Takes finished requests out of the running set, and out of the plan made ahead, and gives their KV
@@ -156,8 +163,10 @@ private:
     void add_tokens(Request& request, int tokens, int logits, int beam = -1);
     void add_decode(Request& request);
     void add_beams(Request& request);
+    void keep_chunk(const ScheduledChunk& chunk);
     void follow_beams(Request& request);
     void add_chunk(Request& request);
+    [[nodiscard]] bool reserve_next(Request& request);
     void add_prefill(Request& request);
     [[nodiscard]] int draft_room(const Request& request, int most) const;
     [[nodiscard]] int place_drafts(Request& request);
@@ -183,6 +192,7 @@ private:
     size_t max_running_;
     RequestQueue waiting_;
     std::vector<Request*> running_;         // in the order in which they are served
+    int host_bound_ = 0;                    // of them: those that need the host between steps
     size_t extra_beams_ = 0;                // sequences that they may run besides one each
     std::vector<const Adapter*> adapters_;  // of the running, each once; of the last look alone
     std::vector<DraftWish> wishes_;

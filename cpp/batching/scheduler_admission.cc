@@ -38,6 +38,7 @@ void Scheduler::admit() {
                                          [](const Request* a, const Request* b) { return a->before(*b); }),
                         &request);
         extra_beams_ += static_cast<size_t>(request.width() - 1);
+        host_bound_ += request.needs_host() ? 1 : 0;
         add_prefill(request);
     }
 }
@@ -93,13 +94,17 @@ bool Scheduler::promise_blocks(Request& request) {
            (running_.empty() || pool_.available() >= static_cast<int>(running_.size()));
 }
 
+// A promise for the place of a decoding request's next token.
+bool Scheduler::reserve_next(Request& request) {
+    request.block_table.slide(pool_, request.num_computed);
+    return request.block_table.reserve(pool_, request.num_computed + 1);
+}
+
 // Whether the next token of every decoding request has a place in the cache and nobody who waits is to take
 // the place of a running request.
 bool Scheduler::has_room_ahead() {
     for (Request* request : running_) {
-        if (request->decodes() && !request->block_table.reserve(pool_, request->num_computed + 1)) {
-            return false;
-        }
+        if (request->decodes() && !reserve_next(*request)) return false;
     }
     return waiting_.empty() || running_.empty() ||
            running_.back()->priority() <= waiting_.front()->priority();
@@ -109,8 +114,7 @@ bool Scheduler::has_room_ahead() {
 void Scheduler::make_room() {
     for (size_t i = 0; i < running_.size();) {
         Request& request = *running_[i];
-        if (!request.decodes() || request.beams != nullptr ||
-            request.block_table.reserve(pool_, request.num_computed + 1)) {
+        if (!request.decodes() || request.beams != nullptr || reserve_next(request)) {
             ++i;
             continue;
         }
@@ -130,7 +134,7 @@ void Scheduler::make_room() {
 void Scheduler::make_room_for(const Request& request) {
     const int tokens = std::min(request.num_tokens() + 1, request.max_cached_tokens());
     const int blocks = request.beams == nullptr
-                           ? blocks_for_tokens(tokens)
+                           ? limits_.window().most_blocks(tokens)
                            : blocks_for_tokens(request.prompt_tokens) + request.beams->tables.max_blocks();
     int within_reach = pool_.available();
     for (const Request* other : running_) {

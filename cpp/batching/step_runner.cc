@@ -54,16 +54,23 @@ void StepRunner::pack(const StepPlan& plan) {
             {first_row, chunk.num_tokens, chunk.start, chunk.blocks(), chunk.request->adapter.get()});
         device_samples_ = device_samples_ && sampling_.add(chunk);
         first_row += chunk.num_tokens;
+        count_started(chunk);
     }
 }
 
 // The last of the pending tokens may be one that the step under way is still choosing.
 void StepRunner::pack_tokens(const ScheduledChunk& chunk, int first_row) {
     const Request& request = *chunk.request;
-    const int32_t* tokens = chunk.tokens();
     const int pending = chunk.num_pending();
     const int known = chunk.beam >= 0 ? pending : request.num_tokens() - chunk.start;
     const auto row = static_cast<size_t>(first_row);
+    if (chunk.num_tokens == 1 && chunk.beam < 0 && known <= 1) {
+        token_ids_[row] = known > 0 ? request.latest_token : 0;
+        token_sources_[row] = known > 0 ? -1 : request.awaited_row;
+        positions_[row] = chunk.start;
+        return;
+    }
+    const int32_t* tokens = chunk.tokens();
     for (int t = 0; t < pending; ++t) {
         token_ids_[row + static_cast<size_t>(t)] = t < known ? tokens[t] : 0;
         token_sources_[row + static_cast<size_t>(t)] = t < known ? -1 : request.awaited_row;
@@ -80,15 +87,13 @@ void StepRunner::start(const StepPlan& plan) {
     run(plan, {token_ids_, positions_, logit_rows_, sequences_, token_sources_});
 }
 
-void StepRunner::count_started(const StepPlan& plan) {
-    for (const ScheduledChunk& chunk : plan.chunks) {
-        Request& request = *chunk.request;
-        request.num_computed = chunk.end();
-        if (!chunk.completes() || request.max_new_tokens == 0 || request.beams != nullptr) continue;
-        request.state = RequestState::kDecoding;
-        ++request.awaited_tokens;
-        request.awaited_row = chunk.row + chunk.num_logits - 1;
-    }
+void StepRunner::count_started(const ScheduledChunk& chunk) {
+    Request& request = *chunk.request;
+    request.num_computed = chunk.end();
+    if (!chunk.completes() || request.max_new_tokens == 0 || request.searches()) return;
+    request.state = RequestState::kDecoding;
+    ++request.awaited_tokens;
+    request.awaited_row = chunk.row + chunk.num_logits - 1;
 }
 
 void StepRunner::run(const StepPlan& plan, const Batch& batch) {
@@ -139,27 +144,38 @@ void StepRunner::process_logits(const StepPlan& plan, LogitsExchange& exchange,
     }
 }
 
-int StepRunner::sample(const StepPlan& plan) {
-    int right = 0;
+StepRunner::Sampled StepRunner::sample(const StepPlan& plan) {
+    Sampled result;
     for (const ScheduledChunk& chunk : plan.chunks) {
-        Request& request = *chunk.request;
-        const auto row = static_cast<size_t>(chunk.row);
-        if (request.wants_context_logits()) keep_prompt_rows(chunk, row);
-        if (!chunk.completes() || request.state == RequestState::kFinished) {
-            // Not yet, or not any more: cancelled while the step ran, or its grammar had no mask to give, its
-            // processor no logits, or its prompt or another beam no finite logits.
-        } else if (request.max_new_tokens == 0) {
-            request.finish(FinishReason::kLength);
-        } else if (request.beams != nullptr) {
-            continue_beam(chunk, row + static_cast<size_t>(chunk.num_logits) - 1);
-        } else {
-            --request.awaited_tokens;
-            const auto first = row + static_cast<size_t>(chunk.num_logits - chunk.num_drafts) - 1;
-            sample_next(request, first);
-            if (chunk.num_drafts > 0) right += sample_drafted(chunk, first + 1);
-        }
-        if (chunk.num_drafts > 0) request.drafts.clear();
+        const Request& request = *chunk.request;
+        result.right_drafts += sample_chunk(chunk);
+        if (request.state != RequestState::kFinished) continue;
+        result.ended = true;
+        result.failed |= request.finish_reason == FinishReason::kError;
     }
+    return result;
+}
+
+// Returns how many drafts were right.
+int StepRunner::sample_chunk(const ScheduledChunk& chunk) {
+    Request& request = *chunk.request;
+    const auto row = static_cast<size_t>(chunk.row);
+    int right = 0;
+    if (request.wants_context_logits()) keep_prompt_rows(chunk, row);
+    if (!chunk.completes() || request.state == RequestState::kFinished) {
+        // Not yet, or not any more: cancelled while the step ran, or its grammar had no mask to give, its
+        // processor no logits, or its prompt or another beam no finite logits.
+    } else if (request.max_new_tokens == 0) {
+        request.finish(FinishReason::kLength);
+    } else if (request.searches()) {
+        continue_beam(chunk, row + static_cast<size_t>(chunk.num_logits) - 1);
+    } else {
+        --request.awaited_tokens;
+        const auto first = row + static_cast<size_t>(chunk.num_logits - chunk.num_drafts) - 1;
+        sample_next(request, first);
+        if (chunk.num_drafts > 0) right = sample_drafted(chunk, first + 1);
+    }
+    if (chunk.num_drafts > 0) request.drafts.clear();
     return right;
 }
 
@@ -205,8 +221,9 @@ void StepRunner::score_prompt(Request& request, size_t row, int position) {
 
 void StepRunner::sample_next(Request& request, size_t row) {
     std::span<TokenLogprob> top;
-    if (request.row_sampling.num_logprobs > 0) top = request.output_scores.top_of(request.num_output());
-    if (request.generation_logits != nullptr) {
+    if (request.scores_tokens && request.params.logprobs > 0)
+        top = request.output_scores.top_of(request.num_output());
+    if (request.looks_at_tokens && request.generation_logits != nullptr) {
         std::copy_n(
             logits_.data() + row * vocab_size_, vocab_size_,
             request.generation_logits.get() + static_cast<size_t>(request.num_output()) * vocab_size_);

@@ -16,23 +16,27 @@ namespace castiron {
 // Holds the packed batch; allocates in the constructor only. One thread.
 class StepRunner {
 public:
+    // What came of a step's chunks.
+    struct Sampled {
+        int right_drafts = 0;
+        bool ended = false;   // some of its requests have ended
+        bool failed = false;  // of them: with an error
+    };
+
     // vocab_limit: ids from it on are never sampled.
     StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit);
 
-    // Lays the plan out as rows of the batch.
+    // Lays the plan out as rows of the batch. From here on its tokens count as computed.
     void pack(const StepPlan& plan);
     // Copies what the plan says and runs the packed batch, or lets the device begin with it (queued). What
     // the device throws passes through. Touches no request: the watchdog may end them all meanwhile.
     void start(const StepPlan& plan);
-    // The step was started: its tokens count as computed.
-    void count_started(const StepPlan& plan);
     // Waits until a queued step is done. What the device throws passes through.
     void finish(const StepPlan& plan);
     // Samples a token for every chunk that completes, and ends the requests that reach their end. Behind a
     // token that was drafted it samples the one after it, from the row of the draft, and counts the draft as
-    // computed. Logits that cannot be sampled from end their own request only. Returns how many drafts were
-    // right.
-    int sample(const StepPlan& plan);
+    // computed. Logits that cannot be sampled from end their own request only.
+    [[nodiscard]] Sampled sample(const StepPlan& plan);
     // Has the rows of logits changed from which requests with processors choose; ends those that fail.
     void process_logits(const StepPlan& plan, LogitsExchange& exchange,
                         std::chrono::steady_clock::duration patience);
@@ -44,12 +48,14 @@ public:
 
 private:
     void pack_tokens(const ScheduledChunk& chunk, int first_row);
+    static void count_started(const ScheduledChunk& chunk);
     void run(const StepPlan& plan, const Batch& batch);
     void check_sampled(const StepPlan& plan) const;
     void keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row);
     void score_prompt(Request& request, size_t row, int position);
     void sample_next(Request& request, size_t row);
     void continue_beam(const ScheduledChunk& chunk, size_t row);
+    [[nodiscard]] int sample_chunk(const ScheduledChunk& chunk);
     [[nodiscard]] int sample_drafted(const ScheduledChunk& chunk, size_t first_row);
     [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 

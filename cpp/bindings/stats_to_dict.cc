@@ -112,6 +112,7 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["max_num_tokens"] = limits.max_num_tokens;
     dict["max_logit_rows"] = limits.max_logit_rows;
     dict["max_seq_len"] = limits.max_seq_len;
+    dict["kv_window"] = limits.kv_window;
     dict["target"] = fixed.target;
     if (fixed.cuda.has_value()) dict["cuda"] = facts_to_dict(*fixed.cuda);
     dict["isa"] = fixed.isa;

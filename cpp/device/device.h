@@ -96,6 +96,9 @@ public:
 
     // Bytes that one KV block takes over all layers, for the pool's size.
     [[nodiscard]] virtual uint64_t kv_block_bytes() const = 0;
+    // Keys and values that lie so many tokens or more before a token are not read for it, in any layer; 0:
+    // all may be. A block table's places before that name blocks of the sequence that lie within.
+    [[nodiscard]] virtual int kv_window() const { return 0; }
     // By default host memory: all that is available, a quarter if nobody says.
     [[nodiscard]] virtual KvBudget kv_budget() const;
     // Reserve the KV pool. Called once, before the first forward().

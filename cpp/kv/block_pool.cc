@@ -22,10 +22,10 @@ int positive(int num_blocks) {
 BlockPool::BlockPool(int num_blocks)
     : tree_(positive(num_blocks)),
       evictable_(num_blocks),
-      references_(static_cast<size_t>(num_blocks)),
-      priorities_(references_.size()),
-      last_used_(references_.size()) {
-    free_.reserve(references_.size());
+      holders_(static_cast<size_t>(num_blocks)),
+      priorities_(holders_.size()),
+      last_used_(holders_.size()) {
+    free_.reserve(holders_.size());
     for (int32_t block = num_blocks - 1; block >= 0; --block) free_.push_back(block);
 }
 
@@ -48,31 +48,44 @@ void BlockPool::withdraw(int blocks) {
     promised_ -= blocks;
 }
 
-int32_t BlockPool::take_promised() {
+int32_t BlockPool::take_promised(bool pays) {
     if (promised_ < 1) throw std::logic_error("a KV block was taken that had not been promised");
     if (free_.empty()) evict();
     --promised_;
     const int32_t block = free_.back();
     free_.pop_back();
-    references_[checked(block)] = 1;
+    holders_[checked(block)] = {1, pays ? 1 : 0};
     return block;
 }
 
-void BlockPool::retain(int32_t block) {
-    int32_t& references = references_[checked(block)];
-    if (references == 0) {
-        if (!tree_.contains(block)) broken(block, "is free and was retained");
-        if (available() < 1) broken(block, "was retained although all that are not used are promised");
+bool BlockPool::can_retain(int32_t block, bool pays) const {
+    const Holders& now = holders_[checked(block)];
+    const Holders then{now.all + 1, now.paying + (pays ? 1 : 0)};
+    return then.worth() == now.worth() || available() >= 1;
+}
+
+void BlockPool::retain(int32_t block, bool pays) {
+    Holders& holders = holders_[checked(block)];
+    if (holders.all == 0 && !tree_.contains(block)) broken(block, "is free and was retained");
+    if (!can_retain(block, pays)) broken(block, "was retained although all that are not used are promised");
+    if (holders.all == 0) {
         --cached_;
         evictable_.remove(block);
     }
-    ++references;
+    const int before = std::max(holders.worth(), 1);
+    ++holders.all;
+    if (pays) ++holders.paying;
+    paid_twice_ += holders.worth() - before;
 }
 
-void BlockPool::release(int32_t block) {
-    int32_t& references = references_[checked(block)];
-    if (references < 1) broken(block, "has no holder and was released");
-    if (--references > 0) return;
+void BlockPool::release(int32_t block, bool pays) {
+    Holders& holders = holders_[checked(block)];
+    if (holders.all < 1 || (pays && holders.paying < 1)) broken(block, "has no holder and was released");
+    const int before = holders.worth();
+    --holders.all;
+    if (pays) --holders.paying;
+    paid_twice_ -= before - std::max(holders.worth(), 1);
+    if (holders.all > 0) return;
     if (!tree_.contains(block)) {
         free_.push_back(block);
         return;
@@ -97,9 +110,23 @@ void BlockPool::value(int32_t block, int32_t priority) {
 }
 
 void BlockPool::evict() {
-    if (evictable_.empty()) throw std::logic_error("a KV block was promised and none can be evicted");
-    drop_leaf(evictable_.pop());
     ++evictions_;
+    if (!evictable_.empty()) return drop_leaf(evictable_.pop());
+    forget(oldest_cached());
+}
+
+// For when everything that is built on the cached blocks is in use. A search through all of them, which
+// happens once for a path: it takes the whole of it out of the tree.
+int32_t BlockPool::oldest_cached() const {
+    int32_t oldest = PrefixTree::kNone;
+    for (int32_t block = 0; block < total(); ++block) {
+        if (references(block) > 0 || !tree_.contains(block)) continue;
+        if (oldest == PrefixTree::kNone || last_used_[checked(block)] < last_used_[checked(oldest)])
+            oldest = block;
+    }
+    if (oldest == PrefixTree::kNone)
+        throw std::logic_error("a KV block was promised and none can be evicted");
+    return oldest;
 }
 
 // Out of the tree; free unless somebody holds it. Its parent may be the next to go.
@@ -129,7 +156,7 @@ void BlockPool::forget_all() {
 }
 
 void BlockPool::check_integrity() const {
-    std::vector<bool> is_free(references_.size(), false);
+    std::vector<bool> is_free(holders_.size(), false);
     for (const int32_t block : free_) {
         if (is_free[checked(block)]) broken(block, "is in the free list twice");
         if (references(block) != 0) {
@@ -141,6 +168,7 @@ void BlockPool::check_integrity() const {
     tree_.check_integrity();
     int cached = 0;
     int leaves = 0;
+    int paid_twice = 0;
     for (int32_t block = 0; block < total(); ++block) {
         const bool in_tree = tree_.contains(block);
         if (references(block) < 0) broken(block, "has fewer than no references");
@@ -153,7 +181,10 @@ void BlockPool::check_integrity() const {
         if (evictable_.contains(block) != (is_cached && tree_.is_leaf(block))) {
             broken(block, evictable_.contains(block) ? "may be evicted by mistake" : "can never be evicted");
         }
-        if (in_tree && !is_cached && tree_.parent(block) != PrefixTree::kNone &&
+        const Holders& holders = holders_[checked(block)];
+        if (holders.paying < 0 || holders.paying > holders.all) broken(block, "has more payers than holders");
+        if (holders.all > 0) paid_twice += holders.worth() - 1;
+        if (in_tree && holders.all > holders.paying && tree_.parent(block) != PrefixTree::kNone &&
             references(tree_.parent(block)) == 0) {
             broken(block, "is in use and the block before it is not");
         }
@@ -162,9 +193,13 @@ void BlockPool::check_integrity() const {
         throw std::logic_error(std::to_string(cached_) + " KV blocks are counted as cached, " +
                                std::to_string(cached) + " are");
     }
+    if (paid_twice != paid_twice_) {
+        throw std::logic_error(std::to_string(paid_twice_) + " KV blocks are counted as paid twice, " +
+                               std::to_string(paid_twice) + " are");
+    }
     if (promised_ < 0 || available() < 0) {
         throw std::logic_error(std::to_string(promised_) + " KV blocks are promised, " +
-                               std::to_string(free() + cached_) + " are free or cached");
+                               std::to_string(free() + cached_ - paid_twice_) + " are free or cached");
     }
 }
 

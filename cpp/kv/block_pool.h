@@ -18,23 +18,29 @@ namespace castiron {
 // one lets go, a block that is in the prefix tree stays *cached*: it may be used again, or evicted when a
 // block is needed and none is free. Other blocks are *free* then. A sequence that holds a block of the tree
 // holds the whole path to it; so below a block that nobody uses nothing is used, and every cached block can
-// be had by evicting leaves.
+// be had by evicting leaves. The exception are sequences that let go of blocks behind their window of
+// attention (KvWindow): when no leaf is left to evict, such a block takes what is built on it out of the
+// tree.
 //
 // A *promise* sets blocks aside without choosing them: blocks that are free or cached, and no more of them
 // than there are.
+//
+// A sequence with a window takes a new block for each that it lets go, so each must be worth one, even if
+// others hold it as well. Such a holder *pays*: a shared block counts once for each holder who pays, and once
+// for all others together.
 class BlockPool {
 public:
     // Throws std::invalid_argument unless num_blocks >= 1.
     explicit BlockPool(int num_blocks);
 
-    [[nodiscard]] int total() const { return static_cast<int>(references_.size()); }
+    [[nodiscard]] int total() const { return static_cast<int>(holders_.size()); }
     [[nodiscard]] int free() const { return static_cast<int>(free_.size()); }
     [[nodiscard]] int cached() const { return cached_; }
     [[nodiscard]] int used() const { return total() - free() - cached_; }
     [[nodiscard]] int promised() const { return promised_; }
     // Blocks that can be promised.
-    [[nodiscard]] int available() const { return free() + cached_ - promised_; }
-    [[nodiscard]] int references(int32_t block) const { return references_[checked(block)]; }
+    [[nodiscard]] int available() const { return free() + cached_ - promised_ - paid_twice_; }
+    [[nodiscard]] int references(int32_t block) const { return holders_[checked(block)].all; }
     [[nodiscard]] int64_t evictions() const { return evictions_; }
     [[nodiscard]] const PrefixTree& tree() const { return tree_; }
 
@@ -44,11 +50,14 @@ public:
     void withdraw(int blocks);
     // Takes one promised block, with one reference: a free one, else the cached one that can best be spared.
     // Throws std::logic_error when none is promised.
-    [[nodiscard]] int32_t take_promised();
-    // One more holder of a used block, or the first of a cached one, which must be available then.
-    void retain(int32_t block);
-    // One holder less; the last one frees the block, or leaves it cached.
-    void release(int32_t block);
+    [[nodiscard]] int32_t take_promised(bool pays = false);
+    // Whether there is a block to spare for one more holder, if he takes one.
+    [[nodiscard]] bool can_retain(int32_t block, bool pays = false) const;
+    // One more holder of a used block, or the first of a cached one, as can_retain() says.
+    void retain(int32_t block, bool pays = false);
+    // One holder less; the last one frees the block, or leaves it cached. Of one who pays, a block more is
+    // available afterwards in any case.
+    void release(int32_t block, bool pays = false);
 
     // Enters a used block into the prefix tree, below `parent`, which its holder holds as well.
     void cache(int32_t block, int32_t parent, const CacheSalt& salt, std::span<const int32_t> tokens,
@@ -65,19 +74,30 @@ public:
     void check_integrity() const;
 
 private:
+    // A block's holders, and how many of them pay.
+    struct Holders {
+        int32_t all = 0;  // 0: free or cached
+        int32_t paying = 0;
+
+        // Blocks that it counts as.
+        [[nodiscard]] int worth() const { return paying + (all > paying ? 1 : 0); }
+    };
+
     [[nodiscard]] size_t checked(int32_t block) const;
     void evict();
+    [[nodiscard]] int32_t oldest_cached() const;
     void drop_leaf(int32_t leaf);
 
     PrefixTree tree_;
     EvictionQueue evictable_;          // cached leaves
-    std::vector<int32_t> references_;  // by block; 0: free or cached
+    std::vector<Holders> holders_;     // by block
     std::vector<int32_t> priorities_;  // by block; of those in the tree
     std::vector<uint64_t> last_used_;  // by block; of those cached
     std::vector<int32_t> free_;        // a stack, so that warm blocks are used again first
     uint64_t clock_ = 0;               // counts releases
     int cached_ = 0;
     int promised_ = 0;
+    int paid_twice_ = 0;  // what used blocks count as, over one each
     int64_t evictions_ = 0;
 };
 

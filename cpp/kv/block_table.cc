@@ -6,36 +6,66 @@
 
 namespace castiron {
 
-BlockTable::BlockTable(int64_t max_tokens, const CacheUse& use)
-    : use_(use), max_blocks_(blocks_for_tokens(max_tokens)) {
+BlockTable::BlockTable(int64_t max_tokens, const CacheUse& use, const KvWindow& window)
+    : use_(use),
+      window_(window),
+      max_blocks_(blocks_for_tokens(max_tokens)),
+      most_held_(window.most_blocks(max_tokens)),
+      slides_(window.first_kept(static_cast<int>(max_tokens)) >= kBlockTokens) {
     blocks_.reserve(static_cast<size_t>(max_blocks_));
+    next_slide_ = next_slide();
 }
 
 bool BlockTable::reserve(BlockPool& pool, int64_t tokens) {
     const int wanted = blocks_for_tokens(tokens);
     if (wanted > max_blocks_) throw std::logic_error("a sequence wants more KV blocks than its life takes");
-    const int missing = wanted - num_blocks();
+    if (!promise_places(pool, wanted)) return false;
+    reserved_ = std::max(reserved_, wanted);
+    return true;
+}
+
+bool BlockTable::promise_places(BlockPool& pool, int places) {
+    const int missing = std::min(places, released_ + most_held_) - num_places();
     if (missing <= 0) return true;
     if (!pool.promise(missing)) return false;
     promised_ += missing;
     return true;
 }
 
+int BlockTable::next_slide() const {
+    if (!slides_) return kNever;
+    return (released_ + 1) * kBlockTokens + window_.reach() - 1;
+}
+
+void BlockTable::let_go(BlockPool& pool, int computed) {
+    const int first = window_.first_kept(computed) / kBlockTokens;
+    for (int place = released_; place < first; ++place) {
+        pool.release(blocks_[static_cast<size_t>(place)], slides_);
+    }
+    std::fill_n(blocks_.begin(), first, blocks_[static_cast<size_t>(first)]);
+    released_ = first;
+    next_slide_ = next_slide();
+    if (!promise_places(pool, reserved_))
+        throw std::logic_error("a KV block behind the window was worth none");
+}
+
 void BlockTable::take(BlockPool& pool, int blocks) {
     while (static_cast<int>(blocks_.size()) < blocks) {
         if (promised_ < 1) throw std::logic_error("a sequence grew past the KV blocks promised to it");
-        blocks_.push_back(pool.take_promised());
+        blocks_.push_back(pool.take_promised(slides_));
         --promised_;
     }
 }
 
 void BlockTable::close(BlockPool& pool) {
     // Last block first: of a path in the tree the end is the first to be evicted.
-    while (!blocks_.empty()) {
-        pool.release(blocks_.back());
+    while (static_cast<int>(blocks_.size()) > released_) {
+        pool.release(blocks_.back(), slides_);
         blocks_.pop_back();
     }
-    num_cached_ = 0;
+    blocks_.clear();
+    num_cached_ = released_ = reserved_ = 0;
+    next_slide_ = next_slide();
     pool.withdraw(std::exchange(promised_, 0));
 }
 
@@ -43,26 +73,27 @@ int32_t BlockTable::path_end() const {
     return num_cached_ == 0 ? PrefixTree::kNone : blocks_[static_cast<size_t>(num_cached_) - 1];
 }
 
-// Whether the tree still has the sequence's path: it may have been forgotten.
+// Whether the tree still has the sequence's path: it may have been forgotten, or left behind by a window that
+// is shorter than what one step computed.
 bool BlockTable::at_path_end(const BlockPool& pool) const {
-    return use_.enabled && (num_cached_ == 0 || pool.tree().contains(path_end()));
+    return use_.enabled && path_is_held() && (num_cached_ == 0 || pool.tree().contains(path_end()));
 }
 
 // Takes a block of the tree as the next of the path. False when the pool has none to spare.
 bool BlockTable::share(BlockPool& pool, int32_t block) {
     const auto place = static_cast<size_t>(num_cached_);
     if (place < blocks_.size()) {
-        pool.release(blocks_[place]);  // it holds the same, or less
-        pool.retain(block);
+        pool.release(blocks_[place], slides_);  // it holds the same, or less
+        pool.retain(block, slides_);
         blocks_[place] = block;
     } else {
         if (promised_ > 0) {
             pool.withdraw(1);
             --promised_;
-        } else if (pool.references(block) == 0 && pool.available() < 1) {
+        } else if (!pool.can_retain(block, slides_)) {
             return false;
         }
-        pool.retain(block);
+        pool.retain(block, slides_);
         blocks_.push_back(block);
     }
     pool.value(block, use_.priority);
@@ -75,9 +106,9 @@ bool BlockTable::copy_from(BlockPool& pool, int32_t block, std::optional<BlockCo
     const auto place = static_cast<size_t>(num_cached_);
     if (place >= blocks_.size()) {
         // Taking a block may evict one, and it must not be this.
-        if (promised_ < 1 || (pool.references(block) == 0 && pool.available() < 1)) return false;
+        if (promised_ < 1 || !pool.can_retain(block)) return false;
         pool.retain(block);
-        blocks_.push_back(pool.take_promised());
+        blocks_.push_back(pool.take_promised(slides_));
         --promised_;
         pool.release(block);
     }
@@ -95,6 +126,7 @@ int BlockTable::reuse(BlockPool& pool, std::span<const int32_t> tokens, int comp
             pool.tree().find(path_end(), use_.salt, tokens.subspan(static_cast<size_t>(begin)));
         if (found.tokens == kBlockTokens && share(pool, found.block)) {
             computed = std::max(computed, begin + kBlockTokens);
+            slide(pool, computed);
             continue;
         }
         const int end = begin + found.tokens;
@@ -118,7 +150,12 @@ void BlockTable::enter(BlockPool& pool, std::span<const int32_t> tokens, int com
 }
 
 void BlockTable::forget(BlockPool& pool) {
-    if (num_cached_ > 0) pool.forget(blocks_[0]);
+    if (num_cached_ == 0) return;
+    if (!path_is_held()) return pool.forget_all();  // nobody knows any more which path it was
+    if (!pool.tree().contains(path_end())) return;
+    int32_t first = path_end();
+    while (pool.tree().parent(first) != PrefixTree::kNone) first = pool.tree().parent(first);
+    pool.forget(first);
 }
 
 }  // namespace castiron

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "device/device.h"
 #include "kv/block_pool.h"
 #include "kv/cache_key.h"
+#include "kv/kv_window.h"
 
 namespace castiron {
 
@@ -28,28 +30,48 @@ struct BlockCopy {
 // promise on the pool for some that it will still need. The first num_cached() blocks are in the prefix tree:
 // found there, or entered when they were full. Where the tree had the same block already, the table took that
 // one and gave its own back, so the first num_cached() blocks are always one path of the tree.
+//
+// With a window (KvWindow) the table lets go of blocks that nobody reads any more. Their places in blocks()
+// name the first block that is still held, so that a device which looks there finds numbers, and none that
+// count. Each of them is worth a block (BlockPool), so the promise moves on with the window: there are never
+// more than KvWindow::most_blocks(), held and promised together.
 class BlockTable {
 public:
     // Capacity for a whole life of max_tokens cached tokens: the only allocation, made where the request is
     // made.
-    explicit BlockTable(int64_t max_tokens, const CacheUse& use = {});
+    explicit BlockTable(int64_t max_tokens, const CacheUse& use = {}, const KvWindow& window = {});
     BlockTable(const BlockTable&) = delete;
     BlockTable& operator=(const BlockTable&) = delete;
 
     [[nodiscard]] std::span<const int32_t> blocks() const { return blocks_; }
     [[nodiscard]] int max_blocks() const { return max_blocks_; }
+    // Those of blocks() that are held.
+    [[nodiscard]] std::span<const int32_t> held() const {
+        return std::span(blocks_).subspan(static_cast<size_t>(released_));
+    }
+    // Blocks behind the window, which were let go.
+    [[nodiscard]] int num_released() const { return released_; }
+    [[nodiscard]] bool slides() const { return slides_; }
     // Held and promised.
-    [[nodiscard]] int num_blocks() const { return static_cast<int>(blocks_.size()) + promised_; }
+    [[nodiscard]] int num_blocks() const { return num_places() - released_; }
+    // Places that have a block, had one or are promised one.
+    [[nodiscard]] int num_places() const { return static_cast<int>(blocks_.size()) + promised_; }
     [[nodiscard]] int num_cached() const { return num_cached_; }
     [[nodiscard]] const CacheUse& cache_use() const { return use_; }
 
-    // Promises what the sequence lacks for `tokens` positions; false, and nothing changes, when the pool
-    // cannot. Throws std::logic_error past max_tokens.
+    // Promises what the sequence lacks for `tokens` positions, as far as it may hold them at a time; false,
+    // and nothing changes, when the pool cannot. Throws std::logic_error past max_tokens.
     [[nodiscard]] bool reserve(BlockPool& pool, int64_t tokens);
     // Takes promised blocks until `tokens` positions have a place.
     void grow(BlockPool& pool, int64_t tokens) {
         if (static_cast<int64_t>(blocks_.size()) * kBlockTokens < tokens)
             take(pool, blocks_for_tokens(tokens));
+    }
+    // `computed` positions are in the cache: lets go of blocks that no later one reads, and is promised as
+    // many for what it still lacks of the positions last reserved. A step that still reads them must be done,
+    // or run before whatever is written to them next.
+    void slide(BlockPool& pool, int computed) {
+        if (computed >= next_slide_) let_go(pool, computed);
     }
     // Gives everything back, blocks and promises. Harmless on a table that holds nothing.
     void close(BlockPool& pool);
@@ -69,7 +91,13 @@ public:
     void forget(BlockPool& pool);
 
 private:
+    static constexpr int kNever = std::numeric_limits<int>::max();
+
     void take(BlockPool& pool, int blocks);
+    void let_go(BlockPool& pool, int computed);
+    [[nodiscard]] int next_slide() const;
+    [[nodiscard]] bool promise_places(BlockPool& pool, int places);
+    [[nodiscard]] bool path_is_held() const { return released_ == 0 || num_cached_ > released_; }
     void enter(BlockPool& pool, std::span<const int32_t> tokens, int computed);
     [[nodiscard]] bool share(BlockPool& pool, int32_t block);
     [[nodiscard]] bool copy_from(BlockPool& pool, int32_t block, std::optional<BlockCopy>& copy);
@@ -77,10 +105,16 @@ private:
     [[nodiscard]] int32_t path_end() const;
 
     std::vector<int32_t> blocks_;
-    const CacheUse use_;
-    int max_blocks_ = 0;
     int promised_ = 0;
     int num_cached_ = 0;
+    int next_slide_ = kNever;  // computed positions at which the next block is let go
+    const CacheUse use_;
+    const KvWindow window_;
+    const int max_blocks_;
+    const int most_held_;  // blocks, with the promised ones
+    const bool slides_;
+    int reserved_ = 0;  // places, at the most
+    int released_ = 0;
 };
 
 }  // namespace castiron

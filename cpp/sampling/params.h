@@ -24,6 +24,7 @@ enum class EarlyStopping : uint8_t {
 };
 
 struct SamplingParams {
+    std::vector<int32_t> stop_token_ids;   // first, for what looks at nothing else
     int max_tokens = 16;                   // 0: prefill only
     int min_tokens = 0;                    // no stop token before so many
     float temperature = 1.0F;              // 0: greedy
@@ -38,7 +39,6 @@ struct SamplingParams {
     float presence_penalty = 0.0F;         // 0: off; over the output, as OpenAI has it
     float frequency_penalty = 0.0F;        // 0: off; over the output, per occurrence
     std::optional<uint64_t> seed;          // none: a random one
-    std::vector<int32_t> stop_token_ids;
     TokenRules rules;
     // Bits of the tokens that may come first; empty unless a grammar constrains the output (mask_exchange.h).
     std::vector<uint32_t> first_mask;

@@ -18,15 +18,15 @@ struct Alone {
     int32_t stop_token = -1;
 };
 
-// On the fake device. shift: that of the request's adapter.
+// On the fake device. shift: that of the request's adapter. window: the device's.
 inline Alone alone(int vocab_size, std::span<const int32_t> prompt, const SamplingParams& params,
-                   uint64_t seed, int max_new_tokens, int32_t shift = 0) {
+                   uint64_t seed, int max_new_tokens, int32_t shift = 0, int window = 0) {
     Sampler sampler(vocab_size, vocab_size);
     std::vector<int32_t> history = shifted(prompt, shift);
     std::vector<float> logits(static_cast<size_t>(vocab_size));
     Alone said;
     while (static_cast<int>(said.tokens.size()) < max_new_tokens) {
-        hashed_logits(history, logits);
+        hashed_logits(in_window(history, window), logits);
         const int32_t token = sampler.sample(logits, {params, seed, prompt, said.tokens}, {}).token;
         const auto& stops = params.stop_token_ids;
         if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
@@ -43,7 +43,7 @@ inline Alone alone(int vocab_size, std::span<const int32_t> prompt, const Sampli
 // The texts that a beam search finds alone.
 inline std::vector<BeamOutput> alone_beams(int vocab_size, std::span<const int32_t> prompt,
                                            const SamplingParams& params, uint64_t seed, int max_new_tokens,
-                                           int32_t shift) {
+                                           int32_t shift, int window = 0) {
     Sampler sampler(vocab_size, vocab_size);
     BeamSearch search(params, max_new_tokens);
     std::vector<float> logits(static_cast<size_t>(vocab_size));
@@ -52,7 +52,7 @@ inline std::vector<BeamOutput> alone_beams(int vocab_size, std::span<const int32
             const auto output = search.output(beam);
             std::vector<int32_t> history(prompt.begin(), prompt.end());
             history.insert(history.end(), output.begin(), output.end());
-            hashed_logits(shifted(history, shift), logits);
+            hashed_logits(shifted(in_window(history, window), shift), logits);
             const SampledToken found =
                 sampler.continuations(logits, {params, seed, prompt, output}, search.continuations(beam));
             search.set_num_continuations(beam, found.num_top);

@@ -12,7 +12,7 @@ using castiron::testing::ScheduleFuzz;
 TEST_CASE(
     "random lives of the scheduler: what each request says, and whose every block is, is always right") {
     FuzzTotals totals;
-    for (uint32_t seed = 0; seed < 250; ++seed) {
+    for (uint32_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
         std::string error;
         try {
@@ -37,4 +37,6 @@ TEST_CASE(
     CHECK(totals.poisoned > 5);
     CHECK(totals.beam_searches > 100);
     CHECK(totals.adapted > 100);
+    CHECK(totals.slid > 100);
+    CHECK(totals.released > 200);
 }

@@ -106,6 +106,12 @@ inline std::vector<int32_t> shifted(std::span<const int32_t> tokens, int32_t shi
     return result;
 }
 
+// What the last of the tokens sees of them.
+inline std::span<const int32_t> in_window(std::span<const int32_t> tokens, int window) {
+    if (window == 0 || tokens.size() <= static_cast<size_t>(window)) return tokens;
+    return tokens.last(static_cast<size_t>(window));
+}
+
 class FakeDevice : public Device {
 public:
     // on_device: it chooses tokens itself. queues: steps can be started, and run when somebody waits for
@@ -116,6 +122,7 @@ public:
     }
 
     uint64_t kv_block_bytes() const override { return 1024; }
+    int kv_window() const override { return window; }
     void reserve_kv(int num_blocks) override {
         cache_.assign(static_cast<size_t>(num_blocks) * kBlockTokens, kNothing);
     }
@@ -231,6 +238,7 @@ public:
     std::atomic<bool> fails_at_start{false};  // the next step that is started throws
     std::atomic<int> steps{0};
     std::chrono::microseconds delay{0};
+    int window = 0;                         // tokens that a token sees, itself among them; 0: all
     std::vector<int32_t> poisoned_history;  // logits after this history, as the cache has it, are NaN
 
 private:
@@ -319,7 +327,8 @@ private:
             if (row >= sequence.first_row + sequence.num_rows) continue;
             const int last = sequence.start_position + row - sequence.first_row;
             history_.clear();
-            for (int p = 0; p <= last; ++p) history_.push_back(slot_at(sequence, p));
+            const int first = window > 0 ? std::max(last - window + 1, 0) : 0;
+            for (int p = first; p <= last; ++p) history_.push_back(slot_at(sequence, p));
             hashed_logits(history_, logits);
             if (!poisoned_history.empty() && history_ == poisoned_history) {
                 logits[logits.size() / 2] = std::numeric_limits<float>::quiet_NaN();

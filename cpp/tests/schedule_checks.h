@@ -23,39 +23,40 @@ inline void require(bool holds, const std::string& what) {
     if (!holds) throw std::runtime_error(what);
 }
 
-inline void check_context_logits(const Request& request, const std::string& name, int vocab_size) {
+inline void check_context_logits(const Request& request, const std::string& name, int vocab_size,
+                                 int window) {
     const auto vocab = static_cast<size_t>(vocab_size);
     const int32_t shift = shift_of(request.adapter.get());
     std::vector<float> logits(vocab);
     require(request.context_rows_left == 0, name + " lacks context logits");
     for (size_t row = 0; row < static_cast<size_t>(request.prompt_tokens); ++row) {
-        hashed_logits(shifted(request.prompt().first(row + 1), shift), logits);
+        hashed_logits(shifted(in_window(request.prompt().first(row + 1), window), shift), logits);
         require(std::equal(logits.begin(), logits.end(), request.context_logits.get() + row * vocab),
                 name + " has wrong context logits");
     }
 }
 
-inline void check_beams(const Request& request, const std::string& name, int vocab_size) {
+inline void check_beams(const Request& request, const std::string& name, int vocab_size, int window) {
     if (request.finish_reason == FinishReason::kCancelled || request.finish_reason == FinishReason::kError) {
         return;
     }
     const auto expected = alone_beams(vocab_size, request.prompt(), request.params, request.seed,
-                                      request.max_new_tokens, shift_of(request.adapter.get()));
+                                      request.max_new_tokens, shift_of(request.adapter.get()), window);
     const auto found = request.beams->search.results();
     const auto same = [](const BeamOutput& a, const BeamOutput& b) {
         return a.token_ids == b.token_ids && a.logprobs == b.logprobs && a.stop_token_id == b.stop_token_id;
     };
     require(std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same),
             name + " does not find what it finds alone");
-    if (request.params.context_logits) check_context_logits(request, name, vocab_size);
+    if (request.params.context_logits) check_context_logits(request, name, vocab_size, window);
 }
 
 // What it said, against what it says alone; of one that did not come to its end, the beginning.
-inline void check_output(const Request& request, const std::string& name, int vocab_size) {
+inline void check_output(const Request& request, const std::string& name, int vocab_size, int window) {
     const int32_t shift = shift_of(request.adapter.get());
-    if (request.beams != nullptr) return check_beams(request, name, vocab_size);
-    const Alone expected =
-        alone(vocab_size, request.prompt(), request.params, request.seed, request.max_new_tokens, shift);
+    if (request.beams != nullptr) return check_beams(request, name, vocab_size, window);
+    const Alone expected = alone(vocab_size, request.prompt(), request.params, request.seed,
+                                 request.max_new_tokens, shift, window);
     const auto output = request.output();
     const bool early =
         request.finish_reason == FinishReason::kCancelled || request.finish_reason == FinishReason::kError;
@@ -66,7 +67,26 @@ inline void check_output(const Request& request, const std::string& name, int vo
     require(output.size() == expected.tokens.size(), name + " ended too early");
     require(request.finish_reason == expected.reason && request.stop_token == expected.stop_token,
             name + " ended for another reason than alone");
-    if (request.params.context_logits) check_context_logits(request, name, vocab_size);
+    if (request.params.context_logits) check_context_logits(request, name, vocab_size, window);
+}
+
+// A request holds the blocks that its tokens of the step see, and none before them; one that decodes looks at
+// the beginning of each block.
+inline void check_window(const ScheduledChunk& chunk, const SchedulerLimits& limits) {
+    const BlockTable& table = chunk.request->block_table;
+    const bool keeps_all = limits.kv_window == 0 || chunk.request->beams != nullptr || !table.slides();
+    if (keeps_all) return require(table.num_released() == 0, "blocks were given back without a window");
+    const auto behind = [&](int position) {
+        return std::max(position - std::max(limits.kv_window, kBlockTokens + 1) + 1, 0) / kBlockTokens;
+    };
+    const bool decodes = chunk.request->state == RequestState::kDecoding;
+    const bool inside = decodes && chunk.start % kBlockTokens != 0;
+    require(
+        inside ? table.num_released() <= behind(chunk.start) : table.num_released() == behind(chunk.start),
+        "blocks behind the window: " + std::to_string(table.num_released()) + " given back, expected " +
+            std::to_string(behind(chunk.start)));
+    const int most = limits.kv_window + limits.max_num_tokens + 4 * kBlockTokens;
+    require(table.num_blocks() * kBlockTokens <= most, "a request holds more than its window and a chunk");
 }
 
 inline void check_plan(const StepPlan& plan, const SchedulerLimits& limits, const Scheduler& scheduler,
@@ -96,6 +116,7 @@ inline void check_plan(const StepPlan& plan, const SchedulerLimits& limits, cons
                     "drafts that nobody wanted");
         }
         require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
+        check_window(chunk, limits);
         for (int p = chunk.start / kBlockTokens; p <= (chunk.start + chunk.num_tokens - 1) / kBlockTokens;
              ++p) {
             const int32_t block = chunk.blocks()[static_cast<size_t>(p)];
@@ -190,6 +211,7 @@ inline void check_accounts(std::span<const Request* const> requests, const Sched
                            const BlockPool& pool) {
     pool.check_integrity();
     std::map<int32_t, int> held;
+    std::map<int32_t, int> payers;  // of the holders: those with a window
     int promised = 0;
     size_t running = 0;
     for (const Request* request : requests) {
@@ -198,8 +220,11 @@ inline void check_accounts(std::span<const Request* const> requests, const Sched
         if (request->state == RequestState::kFinished || request->state == RequestState::kWaiting) {
             require(table.num_blocks() == 0, "a request that does not run holds blocks");
         }
-        for (const int32_t block : table.blocks()) ++held[block];
-        promised += table.num_blocks() - static_cast<int>(table.blocks().size());
+        for (const int32_t block : table.held()) {
+            ++held[block];
+            payers[block] += table.slides() ? 1 : 0;
+        }
+        promised += table.num_blocks() - static_cast<int>(table.held().size());
         const bool runs =
             request->state == RequestState::kPrefilling || request->state == RequestState::kDecoding;
         if (request->beams != nullptr && runs) promised += count_beams(*request, held);
@@ -207,6 +232,9 @@ inline void check_accounts(std::span<const Request* const> requests, const Sched
     require(running == scheduler.running().size(), "the running requests are not those that run");
     require(pool.used() == static_cast<int>(held.size()), "used blocks");
     require(pool.promised() == promised, "promised blocks");
+    int spoken_for = promised;  // a block for each payer, and one for all others together
+    for (const auto& [block, count] : held) spoken_for += payers[block] + (count > payers[block] ? 1 : 0);
+    require(pool.available() == pool.total() - spoken_for, "available blocks");
     for (const auto& [block, count] : held) require(pool.references(block) == count, "references");
 }
 

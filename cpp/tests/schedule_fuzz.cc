@@ -22,7 +22,9 @@ int main(int argc, char** argv) {
         "the cache, %lld blocks copied, %lld "
         "evicted, %lld of %lld drafts right, %lld preemptions (%lld tokens computed again), %lld cancelled, "
         "%lld device failures, "
-        "%lld poisoned, %lld beam searches, %lld requests with adapters\n",
+        "%lld poisoned, %lld beam searches, %lld requests with adapters, %lld that gave back %lld blocks "
+        "behind "
+        "their window\n",
         count, static_cast<long long>(totals.requests), static_cast<long long>(totals.steps),
         static_cast<long long>(totals.ahead), static_cast<long long>(totals.dropped_rows),
         static_cast<long long>(totals.cached_tokens), static_cast<long long>(totals.copies),
@@ -30,6 +32,7 @@ int main(int argc, char** argv) {
         static_cast<long long>(totals.drafted), static_cast<long long>(totals.preemptions),
         static_cast<long long>(totals.recomputed_tokens), static_cast<long long>(totals.cancelled),
         static_cast<long long>(totals.failures), static_cast<long long>(totals.poisoned),
-        static_cast<long long>(totals.beam_searches), static_cast<long long>(totals.adapted));
+        static_cast<long long>(totals.beam_searches), static_cast<long long>(totals.adapted),
+        static_cast<long long>(totals.slid), static_cast<long long>(totals.released));
     return 0;
 }

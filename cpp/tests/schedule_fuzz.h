@@ -42,12 +42,15 @@ struct FuzzTotals {
     int64_t poisoned = 0;
     int64_t beam_searches = 0;  // that came to their end
     int64_t adapted = 0;        // requests with an adapter that did
+    int64_t released = 0;       // blocks given back behind the window, by requests at their end
+    int64_t slid = 0;           // requests that gave some back
 };
 
 class ScheduleFuzz {
 public:
     ScheduleFuzz(uint32_t seed, FuzzTotals& totals) : random_(seed), totals_(totals) {
-        limits_ = {pick(1, 8), pick(1, 70), pick(1, 8), pick(20, 220), pick(1, 3)};
+        limits_ = {pick(1, 8), pick(1, 70), pick(1, 8), pick(20, 220), pick(1, 3), 0};
+        if (chance(3)) limits_.kv_window = pick(1, chance(2) ? 60 : 150);
         policy_ = chance(2) ? CapacityPolicy::kMaxUtilization : CapacityPolicy::kGuaranteedNoEvict;
         priorities_ = chance(2) ? 3 : 1;
         salts_ = chance(3) ? 2 : 1;
@@ -56,9 +59,11 @@ public:
         const Limits built{limits_.max_batch_size, limits_.max_num_tokens, limits_.max_logit_rows,
                            limits_.max_seq_len};
         device_ = std::make_unique<FakeDevice>(built, kVocab, chance(2), chance(2));
+        device_->window = limits_.kv_window;
         const int most = blocks_for_tokens(limits_.max_seq_len);
         large_pool_ = chance(4);
-        pool_ = std::make_unique<BlockPool>(large_pool_ ? 40 * most : most + pick(0, 4));
+        const int least = limits_.window().most_blocks(limits_.max_seq_len);
+        pool_ = std::make_unique<BlockPool>(large_pool_ ? 40 * most : least + pick(0, 4));
         device_->reserve_kv(pool_->total());
         scheduler_ = std::make_unique<Scheduler>(limits_, *pool_, policy_);
         runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab);
@@ -192,11 +197,11 @@ private:
                            {0, static_cast<uint64_t>(pick(0, salts_ - 1)), adapter}};
         Life life;
         life.request = std::make_unique<Request>(static_cast<RequestId>(lives_.size()) + 1, prompt, params,
-                                                 random_(), new_tokens, kVocab, use);
+                                                 random_(), new_tokens, kVocab, use, limits_.window());
         if (adapter > 0) life.request->adapter = adapters_[static_cast<size_t>(adapter) - 1];
         scheduler_->check_can_ever_run(life.request->prompt_tokens, new_tokens, params.beam_width);
         if (drafter_ != nullptr && params.beam_width == 0 && !chance(8))
-            life.request->draft_state = drafter_->begin(*life.request);
+            life.request->draft_with(drafter_->begin(*life.request));
         for (const Life& other : lives_) {
             const Request& theirs = *other.request;
             if (!use.enabled || !theirs.block_table.cache_use().enabled || params.context_logits ||
@@ -277,7 +282,6 @@ private:
             if (chance(400)) device_->failures = 1;
             if (chance(400)) device_->fails_at_start = runner_->queued();
             if (!on_device([&] { runner_->start(*plan); })) return;
-            runner_->count_started(*plan);
             device_->poisoned_history.clear();
             poisoned_[plan] = poison;
         }
@@ -352,8 +356,9 @@ private:
             tokens.size() < static_cast<size_t>(first.end())) {
             return false;
         }
-        device_->poisoned_history = shifted(std::span(tokens).first(static_cast<size_t>(first.end())),
-                                            shift_of(first.request->adapter.get()));
+        const auto history = std::span(tokens).first(static_cast<size_t>(first.end()));
+        device_->poisoned_history =
+            shifted(in_window(history, limits_.kv_window), shift_of(first.request->adapter.get()));
         return true;
     }
 
@@ -382,14 +387,15 @@ private:
         if (queued && !on_device([&] { runner_->finish(plan); })) return false;
         const bool poison = poisoned_.at(&plan);
         totals_.drafted += plan.num_drafts;
-        totals_.accepted += runner_->sample(plan);
+        const StepRunner::Sampled sampled = runner_->sample(plan);
+        totals_.accepted += sampled.right_drafts;
         for (const ScheduledChunk& chunk : plan.chunks) {
             if (chunk.request->finish_reason != FinishReason::kError) continue;
             require(poison, "logits were not finite: " + chunk.request->error);
             whole_cache_ = false;
             ++totals_.poisoned;
         }
-        scheduler_->keep_computed(plan);
+        scheduler_->keep_computed(plan, sampled.failed);
         retire(poison);
         return true;
     }
@@ -398,7 +404,10 @@ private:
         std::vector<Life*> gone;
         for (Request* request : scheduler_->running()) {
             computed_[request] = num_kept(*request);
-            if (request->state == RequestState::kFinished) gone.push_back(&life_of(*request));
+            if (request->state != RequestState::kFinished) continue;
+            gone.push_back(&life_of(*request));
+            totals_.released += request->block_table.num_released();
+            totals_.slid += request->block_table.num_released() > 0;
         }
         scheduler_->retire_finished();
         for (Life* life : gone) {
@@ -419,7 +428,7 @@ private:
         if (request.finish_reason == FinishReason::kError) {
             require(life.failed_allowed, name + " failed: " + request.error);
         }
-        check_output(request, name, kVocab);
+        check_output(request, name, kVocab, limits_.kv_window);
         const bool ended_well =
             request.finish_reason == FinishReason::kStop || request.finish_reason == FinishReason::kLength;
         totals_.beam_searches += ended_well && request.beams != nullptr;
@@ -427,7 +436,9 @@ private:
         require(request.cached_tokens <= life.most_cached,
                 name + " took " + std::to_string(request.cached_tokens) + " tokens from the cache, and has " +
                     std::to_string(life.most_cached) + " in common with others");
-        const bool whole = whole_cache_ && pool_->evictions() == 0;
+        // Of a chunk that is longer than the window the blocks may be given back before it is done.
+        const bool outrun = limits_.kv_window > 0 && device_->queues();
+        const bool whole = whole_cache_ && pool_->evictions() == 0 && !outrun;
         // A part of a block is copied only where a block can be spared.
         const int least = large_pool_ ? life.least_cached : life.least_cached / kBlockTokens * kBlockTokens;
         if (whole && request.num_output() > 0) {

@@ -19,7 +19,7 @@ namespace {
 std::unique_ptr<Request> make_request(const std::vector<int32_t>& prompt, const Drafter& drafter) {
     auto request = std::make_unique<Request>(1, prompt, SamplingParams{}, 0, 400, 1000);
     request->drafts.reserve(static_cast<size_t>(drafter.max_tokens()));
-    request->draft_state = drafter.begin(*request);
+    request->draft_with(drafter.begin(*request));
     return request;
 }
 

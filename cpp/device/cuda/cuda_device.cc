@@ -20,6 +20,7 @@
 #include "device/cuda/step_queue.h"
 #include "device/cuda/step_results.h"
 #include "device/cuda/weight_upload.h"
+#include "program/sliding_window.h"
 
 namespace castiron {
 namespace cuda {
@@ -76,6 +77,7 @@ public:
     }
 
     [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_layout_.block_stride; }
+    [[nodiscard]] int kv_window() const override { return sliding_window(*program_); }
 
     [[nodiscard]] KvBudget kv_budget() const override {
         context_.make_current();

@@ -12,6 +12,7 @@
 #include "device/host/ops/ops.h"
 #include "device/host/step_checker.h"
 #include "device/host/thread_pool.h"
+#include "program/sliding_window.h"
 
 namespace castiron {
 namespace host {
@@ -63,6 +64,7 @@ public:
     [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_.block_bytes(); }
     void reserve_kv(int num_blocks) override { kv_.reserve(num_blocks, huge_pages_); }
     void copy_kv_block(int from, int to) override { kv_.copy_block(from, to); }
+    [[nodiscard]] int kv_window() const override { return sliding_window(*program_); }
 
     [[nodiscard]] std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const override {
         if (max_lora_rank_ == 0) return Device::make_adapter(modules);
