@@ -3,9 +3,15 @@
 namespace castiron::host {
 namespace {
 
-KernelTable with(KernelTable table, IntegerKernels integers, Bf16Kernels bf16 = {}) {
+KernelTable with(KernelTable table, IntegerKernels integers) {
     table.integers = integers;
-    table.bf16 = bf16;
+    return table;
+}
+
+KernelTable with_tiles(KernelTable table) {
+    table.integers = amx::integer_kernels();
+    table.bf16 = amx::bf16_kernels();
+    table.attention = amx::tiled_attention();
     return table;
 }
 
@@ -14,8 +20,7 @@ KernelTable with(KernelTable table, IntegerKernels integers, Bf16Kernels bf16 = 
 const KernelTable& kernels_for(Isa isa) {
     static const KernelTable avx2_vnni = with(avx2::kernel_table(), avxvnni::integer_kernels());
     static const KernelTable avx512_vnni = with(avx512::kernel_table(), avx512vnni::integer_kernels());
-    static const KernelTable amx_units =
-        with(avx512::kernel_table(), amx::integer_kernels(), amx::bf16_kernels());
+    static const KernelTable amx_units = with_tiles(avx512::kernel_table());
     switch (isa) {
         case Isa::kAmx:
             return amx_units;

@@ -1,4 +1,5 @@
-// Products by the matrix unit (AMX); everything else is that of avx512 with VNNI. Compiled with its own -m
+// Products by the matrix unit (AMX), those of attention as well; everything else is that of avx512 with VNNI.
+// Compiled with its own -m
 // flags (CMakeLists.txt), in a namespace of its own.
 #include <immintrin.h>
 
@@ -13,11 +14,16 @@ namespace castiron::host::amx {
 #include "device/host/simd/avx512.h"
 #include "device/host/simd/dot_avx512.h"
 #include "device/host/kernels/unrolled.inl"
+#include "device/host/kernels/math.inl"
 #include "device/host/kernels/codes.inl"
 #include "device/host/kernels/integer_product.inl"
 #include "device/host/kernels/tiles.inl"
 #include "device/host/kernels/bf16_product.inl"
 #include "device/host/kernels/integer_tiles.inl"
+#include "device/host/kernels/attention_cache.inl"
+#include "device/host/kernels/attention_products.inl"
+#include "device/host/kernels/attention.inl"
+#include "device/host/kernels/attention_tiles.inl"
 // clang-format on
 
 IntegerKernels integer_kernels() {
@@ -26,6 +32,10 @@ IntegerKernels integer_kernels() {
 
 Bf16Kernels bf16_kernels() {
     return {.round_row = round_bf16_row, .product = bf16_product};
+}
+
+AttentionKernels tiled_attention() {
+    return attention_kernels<Tiles>;
 }
 
 }  // namespace castiron::host::amx

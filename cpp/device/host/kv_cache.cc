@@ -1,6 +1,7 @@
 #include "device/host/kv_cache.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -14,11 +15,11 @@ constexpr int kSlots = 32;
 // A vector of values may be read past the end of the last row.
 constexpr size_t kPadding = 64;
 
-// To nearest, ties to even; not-a-number stays one.
+// To nearest, ties to even; not-a-number stays one. Without a branch, for compilers to take many at once.
 uint16_t to_bf16(float value) {
     const auto bits = std::bit_cast<uint32_t>(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u), kept = bits | 0x400000u;
+    return static_cast<uint16_t>(((bits & 0x7fffffffu) > 0x7f800000u ? kept : rounded) >> 16);
 }
 
 // Nearest whole number within ±127, ties to even; not-a-number becomes 127.
@@ -50,6 +51,35 @@ void write_token(const KvCache::LayerView& l, std::byte* block, int slot, const 
         for (int64_t i = h * depth; i < (h + 1) * depth; ++i) keys[i * kSlots + slot] = as(k[i], k_scale);
         T* to = values + (h * kSlots + slot) * width;
         for (int64_t i = 0; i < width; ++i) to[i] = as(v[h * width + i], v_scale);
+    }
+}
+
+// Rounded a run at a time, then put where they belong.
+template <typename F>
+void for_rounded(const float* from, int64_t n, F f) {
+    std::array<uint16_t, 64> run;
+    for (int64_t begin = 0; begin < n; begin += 64) {
+        const int64_t count = std::min<int64_t>(n - begin, 64);
+        for (int64_t i = 0; i < count; ++i) run[static_cast<size_t>(i)] = to_bf16(from[begin + i]);
+        f(begin, run.data(), count);
+    }
+}
+
+void write_pairs(const KvCache::LayerView& l, std::byte* block, int slot, const float* k, const float* v) {
+    const int64_t depth = l.shape.head_dim, width = l.shape.v_head_dim, lines = (depth + 1) / 2;
+    auto* keys = reinterpret_cast<uint16_t*>(block) + slot * 2;
+    auto* values = reinterpret_cast<uint16_t*>(block + l.v_offset) + slot / 2 * width * 2 + slot % 2;
+    for (int64_t h = 0; h < l.shape.kv_heads; ++h, k += depth, v += width) {
+        for_rounded(k, depth, [&](int64_t begin, const uint16_t* from, int64_t count) {
+            uint16_t* to = keys + begin / 2 * kSlots * 2;
+            for (int64_t i = 0; i + 2 <= count; i += 2) std::memcpy(to + i * kSlots, from + i, 4);
+            if (count % 2 != 0) to[(count - 1) * kSlots] = from[count - 1];
+        });
+        for_rounded(v, width, [&](int64_t begin, const uint16_t* from, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) values[(begin + i) * 2] = from[i];
+        });
+        keys += lines * kSlots * 2;
+        values += width * kSlots;
     }
 }
 
@@ -98,7 +128,8 @@ KvCache::KvCache(const std::vector<KvLayer>& layers) {
         LayerView view;
         view.shape = layer;
         const auto heads = static_cast<size_t>(layer.kv_heads);
-        view.v_offset = heads * static_cast<size_t>(layer.head_dim) * kSlots * element;
+        const int depth = layer.dtype == DType::kBF16 ? (layer.head_dim + 1) / 2 * 2 : layer.head_dim;
+        view.v_offset = heads * static_cast<size_t>(depth) * kSlots * element;
         view.block_bytes = view.v_offset + heads * static_cast<size_t>(layer.v_head_dim) * kSlots * element;
         view.pool_offset = block_bytes_;
         block_bytes_ += view.block_bytes;
@@ -134,7 +165,7 @@ void KvCache::write(size_t layer, int32_t block, int slot, const float* k, const
     std::byte* at = data(layer) + static_cast<size_t>(block) * l.block_bytes;
     switch (l.shape.dtype) {
         case DType::kBF16:
-            return write_token<uint16_t>(l, at, slot, k, v, [](float x, float) { return to_bf16(x); });
+            return write_pairs(l, at, slot, k, v);
         case DType::kI8:
             return write_token<int8_t>(l, at, slot, k, v, [](float x, float s) { return to_int8(x / s); });
         case DType::kF8E4M3:

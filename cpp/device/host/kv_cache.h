@@ -1,7 +1,8 @@
 // The paged KV pool: blocks of 32 tokens, one block table per sequence for all layers.
 //
 // Inside a layer's block: keys [kv_head][head_dim][32], token last, so that a vector holds the scores of many
-// keys; then values [kv_head][32][v_head_dim].
+// keys; then values [kv_head][32][v_head_dim]. Of bf16 two lie side by side, as vectors and the tiles of AMX
+// both take them: keys [kv_head][head_dim / 2, rounded up][32][2], values [kv_head][16][v_head_dim][2].
 #pragma once
 
 #include <cstddef>

@@ -1,126 +1,6 @@
 // Paged attention over segments of 256 keys. Inside a segment: all scores, their maximum, their exponentials
-// and the weighted values, key by key in ascending order; then the segment is merged into the row's running
-// result. A masked key has weight zero and changes nothing, so a row's result depends on its own keys alone.
-
-template <bool kBf16>
-CASTIRON_INLINE Vec load_cached(const std::byte* base, int64_t element) {
-    if constexpr (kBf16) {
-        return load_bf16_mixed(reinterpret_cast<const uint16_t*>(base) + element);
-    } else {
-        return load(reinterpret_cast<const float*>(base) + element);
-    }
-}
-
-// In the order of lanes that is cheapest (simd's load_bf16_mixed); in_order puts a sum right.
-template <bool kBf16>
-CASTIRON_INLINE Vec in_order(Vec v) {
-    if constexpr (kBf16) {
-        return unmix(v);
-    } else {
-        return v;
-    }
-}
-
-// What the scores of one block ask for meanwhile, two lines for each element of a key: the block's values,
-// and the keys that come next. Nothing is read, so either may be longer or shorter than the block.
-struct NextLines {
-    const std::byte* values;
-    const std::byte* keys;
-};
-
-// scores[r][v * 16...] = q[r] · keys, V * 16 keys of one block of [head_dim][32].
-template <int R, int V, bool kBf16>
-CASTIRON_KERNEL void score_tile(const float* q, int64_t q_stride, int head_dim, const std::byte* keys,
-                                float* scores, NextLines next) {
-    Vec c[R][V];
-    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED { c[r.value][v.value] = zero(); });
-    constexpr int kLines = kBf16 ? 1 : 2;
-    for (int d = 0; d < head_dim; ++d) {
-        unrolled<kLines>([&](auto line) CASTIRON_UNROLLED {
-            prefetch(next.values + (d * kLines + line.value) * 64);
-            prefetch(next.keys + (d * kLines + line.value) * 64);
-        });
-        unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-            const Vec k = load_cached<kBf16>(keys, d * 32 + v.value * 16);
-            unrolled<R>([&](auto r) CASTIRON_UNROLLED {
-                c[r.value][v.value] = fma(set1(q[r.value * q_stride + d]), k, c[r.value][v.value]);
-            });
-        });
-    }
-    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED {
-        store(scores + r.value * kSegmentKeys + v.value * 16, in_order<kBf16>(c[r.value][v.value]));
-    });
-}
-
-// f(first row, Int<R>) over groups of R rows, nearly equal ones.
-template <typename F>
-CASTIRON_INLINE void for_row_groups(int64_t rows, F f) {
-    const int64_t groups = (rows + kTileRows - 1) / kTileRows;
-    for (int64_t g = 0; g < groups; ++g) {
-        const int64_t begin = rows * g / groups;
-        with_rows<kTileRows>(rows * (g + 1) / groups - begin, [&](auto r) { f(begin, r); });
-    }
-}
-
-template <bool kBf16>
-static void score_block(const float* q, int64_t q_stride, int rows, int head_dim, const std::byte* keys,
-                        float* scores, NextLines next) {
-    constexpr int64_t kElement = kBf16 ? 2 : 4;
-    for_row_groups(rows, [&](int64_t row, auto r) {
-        constexpr int V = attention_vecs(r.value) < 2 ? 1 : 2;
-        for (int key = 0; key < 32; key += V * 16) {
-            score_tile<r.value, V, kBf16>(q + row * q_stride, q_stride, head_dim, keys + key * kElement,
-                                          scores + row * kSegmentKeys + key, next);
-        }
-    });
-}
-
-// out[r][v] = sum over keys [begin, end) of the segment of weights[r][key] * value[key][v], V vectors wide.
-// The last vector may read past its row into the next one (the pool is padded at its end); those lanes of
-// `out` are padding as well.
-template <int R, int V, bool kBf16>
-CASTIRON_KERNEL void value_tile(const std::byte* const* blocks, int64_t v_head_dim, const float* weights,
-                                int begin, int end, int64_t column, float* out, int64_t out_stride) {
-    Vec c[R][V];
-    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED { c[r.value][v.value] = zero(); });
-    for (int key = begin; key < end;) {
-        const std::byte* block = blocks[key / 32];
-        const int stop = end < (key / 32 + 1) * 32 ? end : (key / 32 + 1) * 32;
-        for (; key < stop; ++key) {
-            const int64_t at = static_cast<int64_t>(key % 32) * v_head_dim + column;
-            unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-                const Vec value = load_cached<kBf16>(block, at + v.value * 16);
-                unrolled<R>([&](auto r) CASTIRON_UNROLLED {
-                    c[r.value][v.value] =
-                        fma(set1(weights[r.value * kSegmentKeys + key]), value, c[r.value][v.value]);
-                });
-            });
-        }
-    }
-    unrolled<R, V>([&](auto r, auto v) CASTIRON_UNROLLED {
-        store(out + r.value * out_stride + v.value * 16, in_order<kBf16>(c[r.value][v.value]));
-    });
-}
-
-template <bool kBf16>
-static void value_block(const AttentionArgs& a, const std::byte* const* blocks, const float* weights,
-                        int rows, int begin, int end, float* out, int64_t out_stride) {
-    const int64_t width = padded16(a.v_head_dim);
-    for_row_groups(rows, [&](int64_t row, auto r) {
-        constexpr int V = attention_vecs(r.value);
-        const float* w = weights + row * kSegmentKeys;
-        float* to = out + row * out_stride;
-        int64_t column = 0;
-        for (; column + V * 16 <= width; column += V * 16) {
-            value_tile<r.value, V, kBf16>(blocks, a.v_head_dim, w, begin, end, column, to + column,
-                                          out_stride);
-        }
-        for (; column < width; column += 16) {
-            value_tile<r.value, 1, kBf16>(blocks, a.v_head_dim, w, begin, end, column, to + column,
-                                          out_stride);
-        }
-    });
-}
+// and the weighted values; then the segment is merged into the row's running result. A masked key has weight
+// zero and changes nothing, so a row's result depends on its own keys alone.
 
 // The first key a query sees; the last one is its own position.
 CASTIRON_INLINE int64_t first_visible(const AttentionArgs& a, int64_t position) {
@@ -136,19 +16,45 @@ CASTIRON_INLINE int64_t row_position(const AttentionArgs& a, int64_t row) {
 CASTIRON_INLINE int64_t row_head(const AttentionArgs& a, int64_t row) {
     return static_cast<int64_t>(a.kv_head) * a.group + row % a.group;
 }
+CASTIRON_INLINE const float* query(const AttentionArgs& a, int64_t row) {
+    return a.q + row / a.group * a.q_stride + row_head(a, row) * a.head_dim;
+}
 
-// Scores of one row become weights in place, zero where masked over [begin, end). Returns the maximum through
-// `top` and the sum through `total`; false when the row sees no key of the segment.
-static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_start, int begin, int end,
-                        float* scores, float* top, float* total) {
+// Without a matrix unit: weights stay float32.
+struct NoTiles {
+    static constexpr bool kPresent = false;
+    static constexpr int kMaxRows = kMaxAttentionRows;
+    CASTIRON_INLINE void store_weights(float* scores, int key, Vec weights) { store(scores + key, weights); }
+};
+
+// The keys of one segment that any of a call's rows may see, [begin, end) of kSegmentKeys.
+struct SegmentKeys {
+    SegmentKeys(const AttentionArgs& a, int64_t row_begin, int64_t rows, int64_t segment)
+        : start(segment * kSegmentKeys) {
+        const int64_t first = first_visible(a, row_position(a, row_begin)) - start;
+        const int64_t past = row_position(a, row_begin + rows - 1) + 1 - start;
+        begin = first > 0 ? (first < kSegmentKeys ? static_cast<int>(first) : kSegmentKeys) : 0;
+        end = past < kSegmentKeys ? static_cast<int>(past) : kSegmentKeys;
+    }
+
+    int64_t start;
+    int begin, end;
+};
+
+// Scores of one row become weights in place, as Tiles stores them, for whole blocks; zero where masked.
+// Returns the maximum through `top` and the sum through `total`; false when the row sees no key of the
+// segment.
+template <typename Tiles>
+static bool row_softmax(const AttentionArgs& a, int64_t row, const SegmentKeys& keys, float* scores,
+                        float* top, float* total) {
     const int64_t position = row_position(a, row);
-    const int64_t first = first_visible(a, position) - segment_start;
-    const int64_t past = position + 1 - segment_start;
-    const int low = first > begin ? static_cast<int>(first) : begin;
-    const int high = past < end ? static_cast<int>(past) : end;
-    const int vec_begin = begin / 16 * 16, vec_end = (end + 15) / 16 * 16;
+    const int64_t first = first_visible(a, position) - keys.start;
+    const int64_t past = position + 1 - keys.start;
+    const int low = first > keys.begin ? static_cast<int>(first) : keys.begin;
+    const int high = past < keys.end ? static_cast<int>(past) : keys.end;
+    const int block_begin = keys.begin / 32 * 32, block_end = (keys.end + 31) / 32 * 32;
     if (low >= high) {
-        for (int i = vec_begin; i < vec_end; i += 16) store(scores + i, zero());
+        for (int i = block_begin; i < block_end; i += 16) Tiles::store_weights(scores, i, zero());
         return false;
     }
     const Vec low_v = set1(static_cast<float>(low)), high_v = set1(static_cast<float>(high));
@@ -157,9 +63,9 @@ static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_sta
     const bool capped = a.softcap > 0;
     const Vec cap = set1(a.softcap);
     const Vec slope = set1(a.slopes != nullptr ? a.slopes[row_head(a, row)] : 0.0f);
-    const Vec distance = set1(static_cast<float>(segment_start - position));  // of the segment's first key
+    const Vec distance = set1(static_cast<float>(keys.start - position));  // of the segment's first key
     Vec m = minus_infinity;
-    for (int i = vec_begin; i < vec_end; i += 16) {
+    for (int i = block_begin; i < block_end; i += 16) {
         Vec s = mul(load(scores + i), scale);
         const Vec key = add(set1(static_cast<float>(i)), lane_index());
         if (capped) s = mul(cap, tanh(div(s, cap)));
@@ -172,99 +78,112 @@ static bool row_softmax(const AttentionArgs& a, int64_t row, int64_t segment_sta
     *top = largest(m);
     const Vec top_v = set1(*top);
     Vec l = zero();
-    for (int i = vec_begin; i < vec_end; i += 16) {
+    for (int i = block_begin; i < block_end; i += 16) {
         const Vec e = exp_negative(sub(load(scores + i), top_v));
-        store(scores + i, e);
+        Tiles::store_weights(scores, i, e);
         l = add(l, e);
     }
     *total = sum(l);
     return true;
 }
 
+// The parts of a call's scratch: see attention_scratch_floats.
+struct AttentionScratch {
+    AttentionScratch(const AttentionArgs& a, float* scratch)
+        : packed(scratch),
+          scores(packed + kMaxAttentionRows * padded16(a.head_dim)),
+          running(scores + kMaxAttentionRows * kScoreStride),
+          partials(running + kMaxAttentionRows * attention_partial_floats(a.v_head_dim)),
+          wide(partials + kMaxAttentionRows * attention_partial_floats(a.v_head_dim)) {}
+
+    float* packed;
+    float* scores;
+    float* running;
+    float* partials;
+    float* wide;
+};
+
 // Packed queries of rows [row_begin, row_end) side by side.
-CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* packed,
-                                  int64_t stride) {
+CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* packed) {
     for (int64_t row = row_begin; row < row_end; ++row) {
-        const float* q = a.q + row / a.group * a.q_stride + row_head(a, row) * a.head_dim;
-        float* to = packed + (row - row_begin) * stride;
+        const float* q = query(a, row);
+        float* to = packed + (row - row_begin) * padded16(a.head_dim);
         for_each_vec(a.head_dim, [&](int64_t i, int n) { store_n(to + i, load_n(q + i, n), n); });
     }
 }
 
-// Numbers of one byte become floats, n a multiple of 16; what comes behind is asked for.
-template <CacheType kType>
-static void widen_cached(const std::byte* from, int64_t n, float* to) {
-    for (int64_t i = 0; i < n; i += 16) {
-        prefetch(from + i + 1024);
-        if constexpr (kType == CacheType::kI8) {
-            store(to + i, to_float(load_int8(from + i)));
-        } else {
-            store(to + i, from_e4m3(load_uint8(from + i)));
-        }
-    }
-}
-
 // One segment for the packed rows. partial r: [0] maximum (-inf: saw nothing), [1] sum, [16..] values.
-template <CacheType kType>
+template <typename Tiles, CacheType kType>
 static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int64_t segment,
-                        const float* packed, int64_t packed_stride, float* scores, float* partials,
-                        int64_t partial_stride, float* wide) {
+                        const AttentionScratch& scratch, float* partials, int64_t partial_stride) {
     constexpr bool kBf16 = kType == CacheType::kBF16,
                    kBytes = kType == CacheType::kI8 || kType == CacheType::kF8E4M3;
-    const int64_t start = segment * kSegmentKeys;
-    const int64_t first = first_visible(a, row_position(a, row_begin)) - start;
-    const int64_t past = row_position(a, row_begin + rows - 1) + 1 - start;
-    const int begin = first > 0 ? (first < kSegmentKeys ? static_cast<int>(first) : kSegmentKeys) : 0;
-    const int end = past < kSegmentKeys ? static_cast<int>(past) : kSegmentKeys;
-    if (begin >= end) {
+    const SegmentKeys keys(a, row_begin, rows, segment);
+    if (keys.begin >= keys.end) {
         for (int r = 0; r < rows; ++r) partials[r * partial_stride] = -__builtin_inff();
         return;
     }
-    const size_t element = kBytes ? 1 : kBf16 ? 2 : 4;
-    const auto head = static_cast<size_t>(a.kv_head) * 32 * element;
-    const auto keys_at = [&](int64_t block) {
-        return a.cache + static_cast<size_t>(a.block_table[block]) * a.block_bytes +
-               head * static_cast<size_t>(a.head_dim);
-    };
+    const CachedHead head(a);
     const int64_t last_block = row_position(a, row_begin + rows - 1) / 32;
     const std::byte* value_blocks[kSegmentKeys / 32] = {};
-    for (int b = begin / 32; b * 32 < end; ++b) {
-        const int64_t block = start / 32 + b;
-        value_blocks[b] = a.cache + static_cast<size_t>(a.block_table[block]) * a.block_bytes + a.v_offset +
-                          head * static_cast<size_t>(a.v_head_dim);
-        const std::byte* keys = keys_at(block);
-        NextLines next{value_blocks[b], keys_at(block < last_block ? block + 1 : block)};
-        if constexpr (kBytes) {
-            float* values = wide + 32 * a.head_dim + int64_t{b} * 32 * a.v_head_dim;
-            widen_cached<kType>(keys, int64_t{32} * a.head_dim, wide);
-            widen_cached<kType>(value_blocks[b], int64_t{32} * a.v_head_dim, values);
-            keys = reinterpret_cast<const std::byte*>(wide);
-            value_blocks[b] = reinterpret_cast<const std::byte*>(values);
+    for (int b = keys.begin / 32; b * 32 < keys.end; ++b) {
+        const int64_t block = keys.start / 32 + b;
+        value_blocks[b] = head.values(block);
+        const std::byte* block_keys = head.keys(block);
+        const NextLines next{value_blocks[b], head.keys(block < last_block ? block + 1 : block)};
+        if constexpr (kBytes) widen_block<Tiles, kType>(a, b, scratch.wide, &block_keys, &value_blocks[b]);
+        if constexpr (Tiles::kPresent) {
+            Tiles::scores(a, scratch.packed, rows, block_keys, scratch.scores + b * 32, next);
+        } else {
+            score_block<kBf16>(scratch.packed, padded16(a.head_dim), rows, a.head_dim, block_keys,
+                               scratch.scores + b * 32, next);
         }
-        score_block<kBf16>(packed, packed_stride, rows, a.head_dim, keys, scores + b * 32, next);
     }
     for (int r = 0; r < rows; ++r) {
         float* partial = partials + r * partial_stride;
-        if (!row_softmax(a, row_begin + r, start, begin, end, scores + r * kSegmentKeys, partial,
-                         partial + 1)) {
+        if (!row_softmax<Tiles>(a, row_begin + r, keys, scratch.scores + r * kScoreStride, partial,
+                                partial + 1)) {
             partial[0] = -__builtin_inff();
         }
     }
-    value_block<kBf16>(a, value_blocks, scores, rows, begin, end, partials + 16, partial_stride);
+    if constexpr (Tiles::kPresent) {
+        Tiles::values(a, value_blocks, keys, rows, scratch, partials + 16, partial_stride);
+    } else {
+        value_block<kBf16>(a, value_blocks, scratch.scores, rows, keys.begin, keys.end, partials + 16,
+                           partial_stride);
+    }
 }
 
-template <typename... Args>
-static void run_segment_of(const AttentionArgs& a, Args... args) {
-    switch (a.cache_type) {
+using RunSegment = void (*)(const AttentionArgs&, int64_t row_begin, int rows, int64_t segment,
+                            const AttentionScratch&, float* partials, int64_t partial_stride);
+
+template <typename Tiles>
+static RunSegment segments_of(CacheType type) {
+    switch (type) {
         case CacheType::kF32:
-            return run_segment<CacheType::kF32>(a, args...);
+            return run_segment<NoTiles, CacheType::kF32>;
         case CacheType::kBF16:
-            return run_segment<CacheType::kBF16>(a, args...);
+            return run_segment<Tiles, CacheType::kBF16>;
         case CacheType::kI8:
-            return run_segment<CacheType::kI8>(a, args...);
+            return run_segment<Tiles, CacheType::kI8>;
         case CacheType::kF8E4M3:
-            return run_segment<CacheType::kF8E4M3>(a, args...);
+            return run_segment<Tiles, CacheType::kF8E4M3>;
     }
+    __builtin_unreachable();
+}
+
+// Packs the queries of one call; how its segments are run.
+template <typename Tiles>
+static RunSegment prepare(const AttentionArgs& a, int64_t row_begin, int64_t row_end,
+                          const AttentionScratch& scratch) {
+    if constexpr (Tiles::kPresent) {
+        if (Tiles::take(a)) {
+            Tiles::pack(a, row_begin, row_end, scratch.packed);
+            return segments_of<Tiles>(a.cache_type);
+        }
+    }
+    pack_queries(a, row_begin, row_end, scratch.packed);
+    return segments_of<NoTiles>(a.cache_type);
 }
 
 // running (+)= partial.
@@ -307,15 +226,13 @@ CASTIRON_INLINE void finish_row(const AttentionArgs& a, int64_t row, const float
                  [&](int64_t i, int n) { store_n(out + i, mul(load(running + 16 + i), scale), n); });
 }
 
+template <typename Tiles>
 static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t row_end, int64_t segment,
-                              float* partials, int64_t row_stride, float* scratch) {
-    const int rows = static_cast<int>(row_end - row_begin);
-    const int64_t packed_stride = padded16(a.head_dim);
-    float* packed = scratch;
-    float* scores = packed + kMaxAttentionRows * packed_stride;
-    pack_queries(a, row_begin, row_end, packed, packed_stride);
-    float* wide = scores + kMaxAttentionRows * (kSegmentKeys + 2 * attention_partial_floats(a.v_head_dim));
-    run_segment_of(a, row_begin, rows, segment, packed, packed_stride, scores, partials, row_stride, wide);
+                              float* partials, int64_t row_stride, float* memory) {
+    const AttentionScratch scratch(a, memory);
+    const auto run = prepare<Tiles>(a, row_begin, row_end, scratch);
+    run(a, row_begin, static_cast<int>(row_end - row_begin), segment, scratch, partials, row_stride);
+    if constexpr (Tiles::kPresent) Tiles::release();
 }
 
 static void attention_merge(const AttentionArgs& a, int64_t row, const float* partials, int64_t count,
@@ -326,22 +243,28 @@ static void attention_merge(const AttentionArgs& a, int64_t row, const float* pa
     finish_row(a, row, scratch);
 }
 
-static void attention(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* scratch) {
+template <typename Tiles>
+static void attention(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* memory) {
     const int rows = static_cast<int>(row_end - row_begin);
-    const int64_t packed_stride = padded16(a.head_dim);
     const int64_t width = padded16(a.v_head_dim), stride = 16 + width;
-    float* packed = scratch;
-    float* scores = packed + kMaxAttentionRows * packed_stride;
-    float* running = scores + kMaxAttentionRows * kSegmentKeys;
-    float* partials = running + kMaxAttentionRows * stride;
-    float* wide = partials + kMaxAttentionRows * stride;
-    pack_queries(a, row_begin, row_end, packed, packed_stride);
-    for (int r = 0; r < rows; ++r) clear_partial(running + r * stride, width);
+    const AttentionScratch scratch(a, memory);
+    const auto run = prepare<Tiles>(a, row_begin, row_end, scratch);
+    for (int r = 0; r < rows; ++r) clear_partial(scratch.running + r * stride, width);
     const int64_t first = first_visible(a, row_position(a, row_begin)) / kSegmentKeys;
     const int64_t last = row_position(a, row_end - 1) / kSegmentKeys;
     for (int64_t segment = first; segment <= last; ++segment) {
-        run_segment_of(a, row_begin, rows, segment, packed, packed_stride, scores, partials, stride, wide);
-        for (int r = 0; r < rows; ++r) merge(running + r * stride, partials + r * stride, width);
+        run(a, row_begin, rows, segment, scratch, scratch.partials, stride);
+        for (int r = 0; r < rows; ++r) {
+            merge(scratch.running + r * stride, scratch.partials + r * stride, width);
+        }
     }
-    for (int r = 0; r < rows; ++r) finish_row(a, row_begin + r, running + r * stride);
+    if constexpr (Tiles::kPresent) Tiles::release();
+    for (int r = 0; r < rows; ++r) finish_row(a, row_begin + r, scratch.running + r * stride);
 }
+
+// Tiles: NoTiles, or what attention_tiles.inl has.
+template <typename Tiles>
+inline constexpr AttentionKernels attention_kernels{.max_rows = Tiles::kMaxRows,
+                                                    .attention = attention<Tiles>,
+                                                    .segment = attention_segment<Tiles>,
+                                                    .merge = attention_merge};

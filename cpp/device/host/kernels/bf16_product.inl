@@ -28,11 +28,10 @@ struct Bf16Panels {
     const std::byte* last = nullptr;  // [panels][1024], or null
 };
 
-// V panels from `panel` on for two tiles of rows, or for one. kFirst: the first rows that meet these weights,
-// which may still lie in memory; for later ones asking would only cost.
-template <int kHigh, int V, bool kFirst>
+// V panels from `panel` on for two tiles of rows, or for one.
+template <int kHigh, int V>
 CASTIRON_KERNEL void bf16_block(const Bf16Panels& p, int64_t panel, const std::byte* x, int64_t x_stride,
-                                float* acc, int64_t acc_stride) {
+                                float* acc, int64_t acc_stride, const TileFetch& fetch) {
     const std::byte* w = p.weight + panel * p.panel_bytes;
     const std::byte* second = x + kTileHeight * x_stride;
     const auto stride = static_cast<long>(x_stride);
@@ -54,10 +53,7 @@ CASTIRON_KERNEL void bf16_block(const Bf16Panels& p, int64_t panel, const std::b
     };
     clear_sums();
     for (int64_t i = 0; i < p.whole; ++i) {
-        if constexpr (kFirst) {
-            prefetch_tile(w);
-            if constexpr (V > 1) prefetch_tile(w + p.panel_bytes);
-        }
+        TileFetch::ask<V>(fetch, i * 1024);
         step(w, w + p.panel_bytes);
         w += 1024;
     }
@@ -73,7 +69,7 @@ CASTIRON_KERNEL void bf16_block(const Bf16Panels& p, int64_t panel, const std::b
 
 // One tile of rows by four panels: weights come from memory, and four sums hide the latency of each other.
 CASTIRON_KERNEL void bf16_stream(const Bf16Panels& p, int64_t panel, const std::byte* x, int64_t x_stride,
-                                 float* acc, int64_t acc_stride) {
+                                 float* acc, int64_t acc_stride, const TileFetch& fetch) {
     const std::byte* w = p.weight + panel * p.panel_bytes;
     const auto stride = static_cast<long>(x_stride);
     const auto step = [&](const std::byte* from, int64_t between) CASTIRON_UNROLLED {
@@ -90,7 +86,7 @@ CASTIRON_KERNEL void bf16_stream(const Bf16Panels& p, int64_t panel, const std::
     };
     clear_sums();
     for (int64_t i = 0; i < p.whole; ++i) {
-        for (int v = 0; v < 4; ++v) prefetch_tile(w + v * p.panel_bytes);
+        TileFetch::ask<4>(fetch, i * 1024);
         step(w, p.panel_bytes);
         w += 1024;
     }
@@ -113,6 +109,9 @@ private:
     unsigned before_ = _mm_getcsr();
 };
 
+// Bytes between the weights of one row that are read and those that are asked for.
+inline constexpr int64_t kRowAhead = 2048;
+
 // One row by V panels.
 template <int V>
 CASTIRON_KERNEL void bf16_row(const Bf16Panels& p, int64_t panel, const std::byte* x, float* acc) {
@@ -129,7 +128,7 @@ CASTIRON_KERNEL void bf16_row(const Bf16Panels& p, int64_t panel, const std::byt
                 _mm512_and_si512(inputs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
             unrolled<V>([&](auto v) CASTIRON_UNROLLED {
                 const std::byte* line = from + v.value * between + pair * 64;
-                prefetch(line + kTileAhead);
+                prefetch(line + kRowAhead);
                 const auto* weights = reinterpret_cast<const uint16_t*>(line);
                 even[v.value] = fma(first, load_pair_even(weights), even[v.value]);
                 odd[v.value] = fma(second, load_pair_odd(weights), odd[v.value]);
@@ -148,14 +147,39 @@ CASTIRON_KERNEL void bf16_row(const Bf16Panels& p, int64_t panel, const std::byt
     unrolled<V>([&](auto v) CASTIRON_UNROLLED { store(acc + v.value * 16, sums[v.value]); });
 }
 
+// Many rows: panels in pairs by tiles of rows in pairs.
+static void bf16_tiles(const Bf16Panels& p, const std::byte* x, int64_t x_stride, int64_t rows, int64_t panel,
+                       int64_t panels, float* acc, const std::byte* behind) {
+    const int64_t acc_stride = rows * 16, pairs = (rows + 2 * kTileHeight - 1) / (2 * kTileHeight);
+    for (; panel < panels; panel += 2) {
+        const bool two = panel + 2 <= panels;
+        const std::byte* next = panel + 2 < panels ? p.weight + (panel + 2) * p.panel_bytes : behind;
+        for_tile_pairs(rows, 64, [&](int64_t begin, int64_t here) {
+            const std::byte* from = x + begin * x_stride;
+            float* to = acc + panel * acc_stride + begin * 16;
+            const TileFetch fetch =
+                TileFetch::share(next, p.panel_bytes, 16, begin / (2 * kTileHeight), pairs);
+            const auto run = [&](auto high, auto v) {
+                bf16_block<high.value, v.value>(p, panel, from, x_stride, to, acc_stride, fetch);
+            };
+            if (here > kTileHeight) {
+                two ? run(Int<2>{}, Int<2>{}) : run(Int<2>{}, Int<1>{});
+            } else {
+                two ? run(Int<1>{}, Int<2>{}) : run(Int<1>{}, Int<1>{});
+            }
+        });
+    }
+}
+
 static void bf16_product(const Bf16Args& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                         int64_t block_end, float* acc) {
+                         int64_t block_end, float* acc, const WeightsAhead& ahead) {
     const int64_t rows = row_end - row_begin, per_block = a.gated ? 2 : 1;
     const int64_t panels = (block_end - block_begin) * per_block, acc_stride = rows * 16;
     const std::byte* x = a.x + row_begin * a.x_stride;
     Bf16Panels p;
     p.panel_bytes = (a.k + 1) / 2 * 64;
-    p.weight = a.weight + block_begin * per_block * p.panel_bytes;
+    const auto block = [&](int64_t index) { return a.weight + index * per_block * p.panel_bytes; };
+    p.weight = block(block_begin);
     p.whole = a.k / kBf16Depth;
     alignas(64) std::byte last[kMaxLinearBlocks * 2 * 1024];
     if (a.k % kBf16Depth != 0) {
@@ -174,29 +198,17 @@ static void bf16_product(const Bf16Args& a, int64_t row_begin, int64_t row_end, 
         for (; panel < panels; ++panel) bf16_row<1>(p, panel, x, acc + panel * 16);
         return;
     }
+    const std::byte* behind = ahead.next_block < 0 ? nullptr : block(ahead.next_block);
+    const int64_t together = rows <= kTileHeight && panels >= 4 ? 4 : 2;
+    if (ahead.cold) fetch_panels(p.weight, (panels < together ? panels : together) * p.panel_bytes);
     if (rows <= kTileHeight) {
         shape_tiles(rows, 0, 64);
-        for (; panel + 4 <= panels; panel += 4)
-            bf16_stream(p, panel, x, a.x_stride, acc + panel * acc_stride, acc_stride);
-        for (; panel < panels; ++panel)
-            bf16_block<1, 1, true>(p, panel, x, a.x_stride, acc + panel * acc_stride, acc_stride);
+        for (; panel + 4 <= panels; panel += 4) {
+            const std::byte* next = panel + 4 < panels ? p.weight + (panel + 4) * p.panel_bytes : behind;
+            bf16_stream(p, panel, x, a.x_stride, acc + panel * acc_stride, acc_stride,
+                        TileFetch::share(next, p.panel_bytes, 16, 0, 1));
+        }
     }
-    for (; panel < panels; panel += 2) {
-        const bool pair = panel + 2 <= panels;
-        for_tile_pairs(rows, 64, [&](int64_t begin, int64_t here) {
-            const std::byte* from = x + begin * a.x_stride;
-            float* to = acc + panel * acc_stride + begin * 16;
-            const auto run = [&](auto high, auto v) {
-                begin == 0
-                    ? bf16_block<high.value, v.value, true>(p, panel, from, a.x_stride, to, acc_stride)
-                    : bf16_block<high.value, v.value, false>(p, panel, from, a.x_stride, to, acc_stride);
-            };
-            if (here > kTileHeight) {
-                pair ? run(Int<2>{}, Int<2>{}) : run(Int<2>{}, Int<1>{});
-            } else {
-                pair ? run(Int<1>{}, Int<2>{}) : run(Int<1>{}, Int<1>{});
-            }
-        });
-    }
+    bf16_tiles(p, x, a.x_stride, rows, panel, panels, acc, behind);
     _tile_release();
 }

@@ -290,8 +290,9 @@ static IntegerTile first_tile(const QuantizedArgs& a, int64_t row_begin, int64_t
     return t;
 }
 
+// Loads of vectors are foreseen: nothing of `ahead` is of use.
 static void integer_product(const QuantizedArgs& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                            int64_t block_end, float* acc, std::byte* unpacked) {
+                            int64_t block_end, float* acc, std::byte* unpacked, const WeightsAhead&) {
     const int64_t rows = row_end - row_begin, per_block = a.gated ? 2 : 1;
     const int64_t panels = (block_end - block_begin) * per_block;
     const IntegerTile t = first_tile(a, row_begin, rows, block_begin * per_block, acc);

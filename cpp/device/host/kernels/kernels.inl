@@ -13,6 +13,8 @@ static_assert(kTileRows == CASTIRON_TILE_ROWS);
 #include "device/host/kernels/rounding.inl"
 #include "device/host/kernels/dequantized_product.inl"
 #include "device/host/kernels/integer_product.inl"
+#include "device/host/kernels/attention_cache.inl"
+#include "device/host/kernels/attention_products.inl"
 #include "device/host/kernels/attention.inl"
 // clang-format on
 
@@ -20,13 +22,11 @@ const KernelTable& kernel_table() {
     static constexpr KernelTable table = {
         .integers = {.set_sums = set_sums, .product = integer_product},
         .bf16 = {},
+        .attention = attention_kernels<NoTiles>,
         .dequantized_product = dequantized_product,
         .linear_output = linear_output,
         .round_row = round_row,
         .linear = linear,
-        .attention = attention,
-        .attention_segment = attention_segment,
-        .attention_merge = attention_merge,
         .rms_norm = rms_norm,
         .layer_norm = layer_norm,
         .rope = rope,

@@ -142,7 +142,9 @@ static void linear_epilogue(const LinearOutput& a, int64_t row_begin, int64_t ro
     }
     activate(a.activation, sums, rows);
     const Vec alpha = set1(a.alpha);
+    constexpr int64_t kAhead = 12;  // rows: too far apart for the processor to foresee
     for (int64_t r = 0; r < rows; ++r) {
+        prefetch_to_write(a.y + (row_begin + r + kAhead) * a.n + column);
         Vec v = load(sums + r * 16);
         if (a.gated) v = mul(v, load(up + r * 16));
         const int64_t at = (row_begin + r) * a.n + column;

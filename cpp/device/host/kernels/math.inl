@@ -16,9 +16,7 @@ CASTIRON_INLINE Vec exp(Vec x) {
     p = fma(p, r, set1(5.000000078e-01f));
     p = fma(mul(r, r), p, r);
     p = add(p, set1(1.0f));
-    // In two steps, because 2^n alone leaves the range at both ends.
-    const Vec half = round(mul(n, set1(0.5f)));
-    return mul(mul(p, pow2(half)), pow2(sub(n, half)));
+    return scale_by_pow2(p, n);
 }
 
 // e^x for x <= 0, zero below -87: the weights of a softmax.
@@ -36,7 +34,7 @@ CASTIRON_INLINE Vec exp_negative(Vec x) {
     p = fma(p, r, set1(5.000000078e-01f));
     p = fma(mul(r, r), p, r);
     p = add(p, set1(1.0f));
-    return select(tiny, zero(), mul(p, pow2(n)));
+    return select(tiny, zero(), scale_to_normal(p, n));
 }
 
 CASTIRON_INLINE Vec tanh(Vec x) {

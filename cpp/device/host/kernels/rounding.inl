@@ -33,12 +33,34 @@ CASTIRON_INLINE float largest_magnitude(const float* x, int64_t n) {
     return largest(m);
 }
 
-// Where the sums of a chunk start; totals [16]: sums of codes by their place among sixteen.
-CASTIRON_INLINE int32_t chunk_start(const Rounding& a, const float* totals) {
+// Quotients by one divisor. A division takes as long as a dozen multiplications; with the divisor's
+// reciprocal rounded correctly, one step of refinement rounds the quotient correctly too (P. Markstein,
+// "Computation of elementary functions on the IBM RISC System/6000 processor", 1990), as long as nothing
+// leaves the range of normal numbers: quotients that small are zero in every format here.
+class Divisor {
+public:
+    explicit Divisor(float by) : by_(set1(by)), reciprocal_(set1(1.0f / by)) {
+        in_range_ = by > 0x1p-100f && by < 0x1p100f;
+    }
+    CASTIRON_INLINE Vec divide(const Divisor& d, Vec x) {
+        if (!d.in_range_) return div(x, d.by_);
+        const Vec q = mul(x, d.reciprocal_);
+        return fma(fnma(q, d.by_, x), d.reciprocal_, q);
+    }
+
+private:
+    Vec by_, reciprocal_;
+    bool in_range_;
+};
+
+// Where the sums of a chunk start; total: sums of codes by their place among sixteen.
+CASTIRON_INLINE int32_t chunk_start(const Rounding& a, Vec total) {
+    if (!a.paired) return -a.zero * static_cast<int32_t>(sum(total));
+    float totals[16];
+    store(totals, total);
     float first = 0, last = 0;  // of each four inputs the first two and the last two
     for (int i = 0; i < 16; ++i) (i % 4 < 2 ? first : last) += totals[i];
     const int32_t pairs[2] = {-a.zero * static_cast<int32_t>(first), -a.zero * static_cast<int32_t>(last)};
-    if (!a.paired) return pairs[0] + pairs[1];
     const auto low = static_cast<uint32_t>(pairs[0]) & 0xffffu;
     return static_cast<int32_t>(low | static_cast<uint32_t>(pairs[1]) << 16);
 }
@@ -46,7 +68,7 @@ CASTIRON_INLINE int32_t chunk_start(const Rounding& a, const float* totals) {
 // Codes of one group of inputs, and what a row says of each step and chunk of it.
 static void round_int8_group(const Rounding& a, const float* x, int64_t begin, int64_t end, float scale,
                              std::byte* row) {
-    const Vec divisor = set1(scale > 0 ? scale : 1.0f);
+    const Divisor divisor(scale > 0 ? scale : 1.0f);
     auto* codes = reinterpret_cast<int8_t*>(row);
     auto* scales = reinterpret_cast<float*>(row + a.scales_at());
     auto* sums = reinterpret_cast<float*>(row + a.sums_at());
@@ -60,7 +82,7 @@ static void round_int8_group(const Rounding& a, const float* x, int64_t begin, i
             const int64_t n = step_end - at < a.chunk ? step_end - at : a.chunk;
             Vec total = zero();
             for_each_vec(n, [&](int64_t i, int lanes) {
-                const Vec code = round_int8(div(load_n(x + at + i, lanes), divisor));
+                const Vec code = round_int8(Divisor::divide(divisor, load_n(x + at + i, lanes)));
                 total = add(total, code);
                 if (lanes == 16) {
                     store_int8(codes + at + i, code);
@@ -70,9 +92,7 @@ static void round_int8_group(const Rounding& a, const float* x, int64_t begin, i
                     __builtin_memcpy(codes + at + i, few, static_cast<size_t>(lanes));
                 }
             });
-            float totals[16];
-            store(totals, total);
-            starts[step * chunks + chunk] = chunk_start(a, totals);
+            starts[step * chunks + chunk] = chunk_start(a, total);
             step_total = add(step_total, total);
             at += n;
         }
@@ -85,8 +105,9 @@ static void round_int8_group(const Rounding& a, const float* x, int64_t begin, i
 template <typename F>
 CASTIRON_INLINE void round_group(const float* x, float* y, int64_t n, float scale, F rounded) {
     const Vec s = set1(scale);
+    const Divisor divisor(scale);
     for_each_vec(n, [&](int64_t i, int lanes) {
-        store_n(y + i, mul(rounded(div(load_n(x + i, lanes), s)), s), lanes);
+        store_n(y + i, mul(rounded(Divisor::divide(divisor, load_n(x + i, lanes))), s), lanes);
     });
 }
 

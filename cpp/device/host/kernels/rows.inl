@@ -1,13 +1,5 @@
 // Kernels over one row or one run of elements: norms, rotary embedding, elementwise functions, softmax.
 
-// f(vector at i, lanes) over n elements.
-template <typename F>
-CASTIRON_INLINE void for_each_vec(int64_t n, F f) {
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) f(i, 16);
-    if (i < n) f(i, static_cast<int>(n - i));
-}
-
 // Sum over i of f(i, lanes), where lanes past n give zero. Four partial sums; the order depends on n alone.
 template <typename F>
 CASTIRON_INLINE float sum_over(int64_t n, F f) {

@@ -204,6 +204,9 @@ enum class CacheType : uint8_t { kF32, kBF16, kI8, kF8E4M3 };
 
 inline constexpr int kSegmentKeys = 256;
 inline constexpr int kMaxAttentionRows = 48;
+// Floats between the scores of two rows: not a power of two, so that they do not meet in one set of the
+// cache.
+inline constexpr int64_t kScoreStride = kSegmentKeys + 16;
 
 // One layer's attention over one sequence and one KV head. Packed row r is query token r / group and query
 // head kv_head * group + r % group.
@@ -238,14 +241,24 @@ struct AttentionArgs {
 [[nodiscard]] constexpr int64_t attention_partial_floats(int64_t v_head_dim) {
     return 16 + padded16(v_head_dim);
 }
-// Behind it, for caches of one byte: a block's keys and a segment's values as floats.
+// Of a segment of a cache of bytes: a block's keys and all values as floats.
+[[nodiscard]] constexpr int64_t attention_wide_floats(int64_t head_dim, int64_t v_head_dim, CacheType type) {
+    const bool bytes = type == CacheType::kI8 || type == CacheType::kF8E4M3;
+    return bytes ? 32 * head_dim + kSegmentKeys * v_head_dim : 0;
+}
+// Queries, scores, a running result and a partial one of each row; what is widened; values of one block.
 [[nodiscard]] constexpr size_t attention_scratch_floats(int64_t head_dim, int64_t v_head_dim,
                                                         CacheType type) {
-    const int64_t rows =
-        kMaxAttentionRows * (padded16(head_dim) + kSegmentKeys + 2 * attention_partial_floats(v_head_dim));
-    const bool bytes = type == CacheType::kI8 || type == CacheType::kF8E4M3;
-    return static_cast<size_t>(rows + (bytes ? 32 * head_dim + kSegmentKeys * v_head_dim + 16 : 0));
+    const int64_t row = padded16(head_dim) + kScoreStride + 2 * attention_partial_floats(v_head_dim);
+    return static_cast<size_t>(kMaxAttentionRows * row + attention_wide_floats(head_dim, v_head_dim, type) +
+                               16 * v_head_dim + 16);
 }
+
+// What a call of a product may know of the weights around its own.
+struct WeightsAhead {
+    int64_t next_block = -1;  // that this thread will probably want next, or -1
+    bool cold = true;         // nothing asked for this call's weights before
+};
 
 // Products of integers, apart from the rest: processors with instructions for them (VNNI) have the float
 // kernels of those without.
@@ -257,7 +270,7 @@ struct IntegerKernels {
     // kMaxLinearRows and kMaxLinearBlocks: acc [panels][rows][16]. unpacked: unpacked_floats of scratch for
     // each of two panels.
     void (*product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                    int64_t block_end, float* acc, std::byte* unpacked);
+                    int64_t block_end, float* acc, std::byte* unpacked, const WeightsAhead&);
 };
 
 // Products by a matrix unit, where there is one: activations are rounded to bf16 as well.
@@ -267,7 +280,7 @@ struct Bf16Kernels {
     void (*round_row)(const float* x, int64_t k, std::byte* row) = nullptr;
     // Sums as those of IntegerKernels::product.
     void (*product)(const Bf16Args&, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                    int64_t block_end, float* acc) = nullptr;
+                    int64_t block_end, float* acc, const WeightsAhead&) = nullptr;
 };
 
 // An odd number of cache lines: a tile's rows, that far apart, never meet in one set.
@@ -275,9 +288,22 @@ struct Bf16Kernels {
     return ((k + 31) / 32 | 1) * 64;
 }
 
+// Paged attention; scratch of attention_scratch_floats.
+struct AttentionKernels {
+    int max_rows = 0;  // of a call, at most kMaxAttentionRows
+    // Packed rows [row_begin, row_end) over all keys; writes the output.
+    void (*attention)(const AttentionArgs&, int64_t row_begin, int64_t row_end, float* scratch);
+    // The same rows over one segment; row r's partial goes to partials + (r - row_begin) * row_stride.
+    void (*segment)(const AttentionArgs&, int64_t row_begin, int64_t row_end, int64_t segment,
+                    float* partials, int64_t row_stride, float* scratch);
+    // Merge a row's partials (segments in order, attention_partial_floats apart) and write its output.
+    void (*merge)(const AttentionArgs&, int64_t row, const float* partials, int64_t count, float* scratch);
+};
+
 struct KernelTable {
     IntegerKernels integers;
     Bf16Kernels bf16;  // null: bf16 weights are products of float32 (linear)
+    AttentionKernels attention;
     // Sums of a product with rows of floats, likewise; wide: kLinearWideFloats of scratch.
     void (*dequantized_product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
                                 int64_t block_end, float* acc, float* wide);
@@ -289,15 +315,6 @@ struct KernelTable {
     // Rows [row_begin, row_end) and blocks [block_begin, block_end); scratch of kLinearScratchFloats.
     void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
                    int64_t block_end, float* scratch);
-    // Packed rows [row_begin, row_end), at most kMaxAttentionRows, over all keys; writes the output.
-    void (*attention)(const AttentionArgs&, int64_t row_begin, int64_t row_end, float* scratch);
-    // The same rows over one segment; row r's partial goes to partials + (r - row_begin) * row_stride.
-    void (*attention_segment)(const AttentionArgs&, int64_t row_begin, int64_t row_end, int64_t segment,
-                              float* partials, int64_t row_stride, float* scratch);
-    // Merge a row's partials (segments in order, attention_partial_floats apart) and write its output.
-    void (*attention_merge)(const AttentionArgs&, int64_t row, const float* partials, int64_t count,
-                            float* scratch);
-
     void (*rms_norm)(const NormArgs&);  // one row
     void (*layer_norm)(const NormArgs&);
     // One row of heads; cos and sin are the position's. x may be y. scratch: rotary_dim floats.
@@ -330,6 +347,7 @@ IntegerKernels integer_kernels();
 namespace amx {
 IntegerKernels integer_kernels();
 Bf16Kernels bf16_kernels();
+AttentionKernels tiled_attention();
 }  // namespace amx
 namespace avx2 {
 const KernelTable& kernel_table();

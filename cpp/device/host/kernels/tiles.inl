@@ -4,10 +4,34 @@
 
 inline constexpr int64_t kTileHeight = 16;
 
-// Bytes between the weights that are read and those that are prefetched.
-inline constexpr int64_t kTileAhead = 2048;
-CASTIRON_INLINE void prefetch_tile(const std::byte* tile) {
-    for (int line = 0; line < 16; ++line) prefetch(tile + kTileAhead + line * 64);
+// Weights that come next, asked for into the second-level cache while those before them multiply: loads of
+// tiles wait for memory one after the other, where those of vectors are foreseen. Several pairs of tiles of
+// rows meet the same weights, and each asks for a share of every tile's lines.
+struct TileFetch {
+    const std::byte* next = nullptr;  // the same place in the next panels
+    int64_t panel_bytes = 0;
+    int64_t first_line = 0, last_line = 0;
+
+    // Of `lines` lines in a tile, for pair `pair` of `pairs`. No next: nothing.
+    static TileFetch share(const std::byte* next, int64_t panel_bytes, int64_t lines, int64_t pair,
+                           int64_t pairs) {
+        if (next == nullptr) return {};
+        return {next, panel_bytes, lines * pair / pairs, lines * (pair + 1) / pairs};
+    }
+    // The lines of V panels' tiles that lie `at` bytes on.
+    template <int V>
+    CASTIRON_INLINE void ask(const TileFetch& f, int64_t at) {
+        for (int64_t line = f.first_line; line < f.last_line; ++line) {
+            unrolled<V>([&](auto v) CASTIRON_UNROLLED {
+                prefetch_far(f.next + v.value * f.panel_bytes + at + line * 64);
+            });
+        }
+    }
+};
+
+// Panels that nothing asked for before, all at once.
+CASTIRON_INLINE void fetch_panels(const std::byte* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) prefetch_far(from + at);
 }
 
 struct __attribute__((packed)) TileShapes {

@@ -1,4 +1,4 @@
-// Loops whose trip counts and indices are constants.
+// Loops: those whose trip counts and indices are constants, and the one over vectors.
 
 // A loop body as a lambda over constants: where the indices into an array of vectors are constants, gcc keeps
 // the array in registers. Left to unroll loops itself it does so only sometimes, and a tile then runs at half
@@ -57,4 +57,12 @@ CASTIRON_INLINE void with_rows(int64_t rows, F f) {
             break;
     }
     __builtin_unreachable();
+}
+
+// f(vector at i, lanes) over n elements.
+template <typename F>
+CASTIRON_INLINE void for_each_vec(int64_t n, F f) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) f(i, 16);
+    if (i < n) f(i, static_cast<int>(n - i));
 }

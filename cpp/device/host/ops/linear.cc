@@ -82,8 +82,9 @@ public:
         }
         if (rounds_) return run_bf16(context, lane, phase, args, rows);
 
-        for_linear_tiles(context, lane, rows, blocks_, 1,
-                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
+        for_linear_tiles(context, lane, {.rows = rows, .blocks = blocks_},
+                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
+                             const WeightsAhead&) {
                              kernels_.linear(args, row_begin, row_end, block_begin, block_end, lane.scratch);
                          });
     }
@@ -100,9 +101,16 @@ private:
                                       kernels_.bf16.round_row(args.x + row * args.x_stride, args.k, to);
                                   });
         if (product.x == nullptr) return;
-        for_linear_tiles(context, lane, rows, blocks_, Bf16Kernels::kHeight,
-                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
-                             kernels_.bf16.product(product, row_begin, row_end, block_begin, block_end, sums);
+        const LinearShape shape{.rows = rows,
+                                .blocks = blocks_,
+                                .panels_per_block = args.gated ? 2 : 1,
+                                .height = Bf16Kernels::kHeight,
+                                .row_bytes = rounded_.row_bytes()};
+        for_linear_tiles(context, lane, shape,
+                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
+                             const WeightsAhead& ahead) {
+                             kernels_.bf16.product(product, row_begin, row_end, block_begin, block_end, sums,
+                                                   ahead);
                              kernels_.linear_output(args, row_begin, row_end, block_begin, block_end, sums);
                          });
     }

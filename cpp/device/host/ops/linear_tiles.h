@@ -12,31 +12,78 @@ namespace castiron::host {
 // Sums of one call: [panels][rows][16].
 inline constexpr size_t kLinearSumFloats = static_cast<size_t>(kMaxLinearRows * kMaxLinearBlocks * 2 * 16);
 
-// Calls f(row_begin, row_end, block_begin, block_end) for this thread's part, kMaxLinearRows and
-// kMaxLinearBlocks at most. height: rows that the kernel takes at once, so that cuts lie between them.
+// How a kernel takes rows, and what of its weights belongs together.
+struct LinearShape {
+    int64_t rows = 0;
+    int64_t blocks = 0;
+    int64_t panels_per_block = 1;
+    int64_t height = 1;     // rows at once: cuts lie between them
+    int64_t row_bytes = 0;  // of activations
+};
+
+// Tiles of rows x blocks: `chunk` blocks at a time by one of `row_tiles` parts of the rows.
+struct LinearTiles {
+    int64_t row_tiles = 1;
+    int64_t chunk = 1;
+    bool rows_first = false;  // hand out all rows of a chunk before the next chunk
+};
+
+// Vectors: tiles of about the same height.
+[[nodiscard]] inline LinearTiles vector_tiles(const LinearShape& shape, int64_t parts) {
+    LinearTiles t;
+    t.row_tiles = (shape.rows + kMaxLinearRows - 1) / kMaxLinearRows;
+    t.chunk = std::clamp<int64_t>(shape.blocks / (parts * 8), 1, 4);
+    const int64_t chunks = (shape.blocks + t.chunk - 1) / t.chunk;
+    while (t.row_tiles * chunks < parts * 4 && shape.rows / t.row_tiles > 24) ++t.row_tiles;
+    return t;
+}
+
+// A matrix unit is faster than memory brings weights: two panels at a time, for as many rows as stay in the
+// second-level cache.
+[[nodiscard]] inline LinearTiles matrix_tiles(const LinearShape& shape, int64_t parts) {
+    constexpr int64_t kNearBytes = int64_t{1} << 20;
+    const int64_t most = std::min(static_cast<int64_t>(kLinearSumFloats) / (2 * 16),
+                                  std::max(kNearBytes / shape.row_bytes, kMaxLinearRows));
+    LinearTiles t{.row_tiles = (shape.rows + most - 1) / most, .chunk = 2 / shape.panels_per_block};
+    t.rows_first = true;
+    const int64_t chunks = (shape.blocks + t.chunk - 1) / t.chunk;
+    while (t.row_tiles * chunks < parts * 4 && shape.rows / t.row_tiles > 2 * shape.height) ++t.row_tiles;
+    return t;
+}
+
+// Calls f(row_begin, row_end, block_begin, block_end, WeightsAhead) for this thread's part; what a call
+// covers has room in kLinearSumFloats.
 template <typename F>
-void for_linear_tiles(const StepContext& context, const Lane& lane, int64_t rows, int64_t blocks,
-                      int64_t height, F f) {
+void for_linear_tiles(const StepContext& context, const Lane& lane, const LinearShape& shape, F f) {
     constexpr int64_t kStreamRows = 6;
-    if (rows <= kStreamRows) {
+    WeightsAhead ahead;
+    if (shape.rows <= kStreamRows) {
         // Weights stream from memory once: one contiguous run for each thread.
-        const auto [begin, end] = lane.share(blocks);
+        const auto [begin, end] = lane.share(shape.blocks);
         for (int64_t block = begin; block < end; block += kMaxLinearBlocks) {
-            f(int64_t{0}, rows, block, std::min(block + kMaxLinearBlocks, end));
+            const int64_t next = block + kMaxLinearBlocks;
+            ahead.next_block = next < end ? next : -1;
+            f(int64_t{0}, shape.rows, block, std::min(next, end), ahead);
+            ahead.cold = false;
         }
         return;
     }
-    // Tiles of rows x blocks, handed out as threads come; all row tiles are of about the same height.
-    int64_t row_tiles = (rows + kMaxLinearRows - 1) / kMaxLinearRows;
-    const int64_t chunk = std::clamp<int64_t>(blocks / (int64_t{lane.parts} * 8), 1, 4);
-    const int64_t chunks = (blocks + chunk - 1) / chunk;
-    while (row_tiles * chunks < int64_t{lane.parts} * 4 && rows / row_tiles > 24) ++row_tiles;
-    const int64_t units = (rows + height - 1) / height;
-    for (int64_t tile = context.next(); tile < row_tiles * chunks; tile = context.next()) {
-        const int64_t row_tile = tile / chunks, block = tile % chunks * chunk;
-        const int64_t begin = units * row_tile / row_tiles * height;
-        const int64_t end = std::min(units * (row_tile + 1) / row_tiles * height, rows);
-        if (begin < end) f(begin, end, block, std::min(block + chunk, blocks));
+    const bool matrix = shape.height > 1 && shape.rows > kMaxLinearRows;
+    const LinearTiles t = matrix ? matrix_tiles(shape, lane.parts) : vector_tiles(shape, lane.parts);
+    const int64_t chunks = (shape.blocks + t.chunk - 1) / t.chunk, tiles = t.row_tiles * chunks;
+    const int64_t units = (shape.rows + shape.height - 1) / shape.height;
+    const auto first_block = [&](int64_t tile) {
+        return (t.rows_first ? tile / t.row_tiles : tile % chunks) * t.chunk;
+    };
+    // Tiles are handed out as threads come, which is in turn where nothing disturbs them.
+    for (int64_t tile = context.next(); tile < tiles; tile = context.next()) {
+        const int64_t row_tile = t.rows_first ? tile % t.row_tiles : tile / chunks;
+        const int64_t block = first_block(tile), next = tile + lane.parts;
+        const int64_t begin = units * row_tile / t.row_tiles * shape.height;
+        const int64_t end = std::min(units * (row_tile + 1) / t.row_tiles * shape.height, shape.rows);
+        ahead.next_block = next < tiles && first_block(next) != block ? first_block(next) : -1;
+        if (begin < end) f(begin, end, block, std::min(block + t.chunk, shape.blocks), ahead);
+        ahead.cold = false;
     }
 }
 

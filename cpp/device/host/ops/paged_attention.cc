@@ -6,13 +6,13 @@
 namespace castiron::host {
 namespace {
 
-// Work is cut into units of one sequence, one KV head and up to 48 packed rows (query tokens x query heads of
-// the KV head). Where that gives too few units for the threads (one request decoding), units are cut by
-// segment of keys as well; the partial results are then merged in the same order, so the outcome is the same
-// bit for bit.
+// Work is cut into units of one sequence, one KV head and some dozens of packed rows (query tokens x query
+// heads of the KV head). Where that gives too few units for the threads (one request decoding), units are cut
+// by segment of keys as well; the partial results are then merged in the same order, so the outcome is the
+// same bit for bit.
 class PagedAttention final : public Op {
 public:
-    explicit PagedAttention(StepChecker& step) : kernels_(step.kernels()) {
+    explicit PagedAttention(StepChecker& step) : kernels_(step.kernels().attention) {
         const auto& layers = step.program().kv_layers;
         if (layers.empty()) step.fail("the program has no KV layers");
         layer_ = static_cast<size_t>(step.integer("layer", 0, static_cast<int64_t>(layers.size()) - 1));
@@ -87,8 +87,8 @@ private:
     static constexpr int64_t kMaxWorkspaceFloats = int64_t{4} << 20;
 
     [[nodiscard]] int64_t rows_of(const SequenceSlice& s) const { return int64_t{s.num_rows} * args_.group; }
-    [[nodiscard]] static int64_t chunks_of(int64_t rows) {
-        return (rows + kMaxAttentionRows - 1) / kMaxAttentionRows;
+    [[nodiscard]] int64_t chunks_of(int64_t rows) const {
+        return (rows + kernels_.max_rows - 1) / kernels_.max_rows;
     }
 
     // Segments that a sequence's rows may see: [first, last].
@@ -162,8 +162,8 @@ private:
                 const int64_t kv_head = (unit - base) / segments / chunks;
                 const int64_t begin = rows * chunk / chunks, end = rows * (chunk + 1) / chunks;
                 float* to = partials + (kv_head * rows + begin) * row_stride + segment * partial_floats_;
-                kernels_.attention_segment(bind(context, s, kv_head), begin, end, first + segment, to,
-                                           row_stride, lane.scratch);
+                kernels_.segment(bind(context, s, kv_head), begin, end, first + segment, to, row_stride,
+                                 lane.scratch);
             }
             base += units;
             partials += kv_heads_ * rows * row_stride;
@@ -179,16 +179,15 @@ private:
             const int64_t rows = rows_of(s), segments = last - first + 1, units = kv_heads_ * rows;
             for (; unit < base + units; unit = context.next()) {
                 const int64_t kv_head = (unit - base) / rows, row = (unit - base) % rows;
-                kernels_.attention_merge(bind(context, s, kv_head), row,
-                                         partials + (unit - base) * segments * partial_floats_, segments,
-                                         lane.scratch);
+                kernels_.merge(bind(context, s, kv_head), row,
+                               partials + (unit - base) * segments * partial_floats_, segments, lane.scratch);
             }
             base += units;
             partials += units * segments * partial_floats_;
         }
     }
 
-    const KernelTable& kernels_;
+    const AttentionKernels& kernels_;
     size_t layer_ = 0;
     int64_t q_heads_ = 0, kv_heads_ = 0, partial_floats_ = 0, max_segments_ = 0;
     AttentionArgs args_;

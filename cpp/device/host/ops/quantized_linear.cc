@@ -92,11 +92,19 @@ public:
         if (has_residual_) output.residual = context.f32(residual_);
         float* sums = lane.scratch;
         float* between = lane.scratch + kLinearSumFloats;
-        for_linear_tiles(context, lane, rows, blocks_, kernels_.integers.height,
-                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end) {
-                             if (args.rounding.format == XFormat::kInt8) {
+        const bool integers = args.rounding.format == XFormat::kInt8;
+        const LinearShape shape{.rows = rows,
+                                .blocks = blocks_,
+                                .panels_per_block = args.gated ? 2 : 1,
+                                .height = integers ? kernels_.integers.height : 1,
+                                .row_bytes = args.x_stride};
+        for_linear_tiles(context, lane, shape,
+                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
+                             const WeightsAhead& ahead) {
+                             if (integers) {
                                  kernels_.integers.product(args, row_begin, row_end, block_begin, block_end,
-                                                           sums, reinterpret_cast<std::byte*>(between));
+                                                           sums, reinterpret_cast<std::byte*>(between),
+                                                           ahead);
                              } else {
                                  kernels_.dequantized_product(args, row_begin, row_end, block_begin,
                                                               block_end, sums, between);

@@ -74,15 +74,6 @@ CASTIRON_INLINE Vec load_bf16(const uint16_t* p) {
     return {widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
-// The same at half the cost, but its lanes are elements 0 to 3, 8 to 11, 4 to 7, 12 to 15 until unmix.
-CASTIRON_INLINE Vec load_bf16_mixed(const uint16_t* p) {
-    const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), low = _mm256_setzero_si256();
-    return {_mm256_castsi256_ps(_mm256_unpacklo_epi16(low, h)),
-            _mm256_castsi256_ps(_mm256_unpackhi_epi16(low, h))};
-}
-CASTIRON_INLINE Vec unmix(Vec v) {
-    return {_mm256_permute2f128_ps(v.lo, v.hi, 0x20), _mm256_permute2f128_ps(v.lo, v.hi, 0x31)};
-}
 // Sixteen pairs of bf16: the first and the second of each.
 CASTIRON_INLINE Vec load_pair_even(const uint16_t* p) {
     const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -149,6 +140,15 @@ CASTIRON_INLINE Vec pow2(Vec n) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.lo), bias), 23)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.hi), bias), 23))};
 }
+// p · 2^n, rounded once where it is subnormal: in two steps, because 2^n alone leaves the range at both ends.
+CASTIRON_INLINE Vec scale_by_pow2(Vec p, Vec n) {
+    const Vec half = round(mul(n, set1(0.5f)));
+    return mul(mul(p, pow2(half)), pow2(sub(n, half)));
+}
+// The same for results that are normal numbers.
+CASTIRON_INLINE Vec scale_to_normal(Vec p, Vec n) {
+    return mul(p, pow2(n));
+}
 CASTIRON_INLINE Mask less(Vec a, Vec b) {
     return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
 }
@@ -171,6 +171,9 @@ CASTIRON_INLINE float largest(Vec v) {
 // Not as the intrinsic: for that gcc 12 spills every accumulator of a loop.
 CASTIRON_INLINE void prefetch(const void* p) {
     __asm__ volatile("prefetcht0 %0" ::"m"(*static_cast<const char*>(p)));
+}
+CASTIRON_INLINE void prefetch_to_write(const void* p) {
+    __asm__ volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
 }
 
 // Sixteen int32 lanes.

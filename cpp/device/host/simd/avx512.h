@@ -54,13 +54,6 @@ CASTIRON_INLINE Vec load_bf16(const uint16_t* p) {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
 }
-// simd/avx2.h has a cheaper order of lanes; here there is none.
-CASTIRON_INLINE Vec load_bf16_mixed(const uint16_t* p) {
-    return load_bf16(p);
-}
-CASTIRON_INLINE Vec unmix(Vec v) {
-    return v;
-}
 CASTIRON_INLINE Vec load_pair_even(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
 }
@@ -109,9 +102,12 @@ CASTIRON_INLINE Vec copysign(Vec magnitude, Vec sign) {
     const __m512 bit = _mm512_set1_ps(-0.0f);
     return {_mm512_or_ps(_mm512_andnot_ps(bit, magnitude.v), _mm512_and_ps(bit, sign.v))};
 }
-CASTIRON_INLINE Vec pow2(Vec n) {
-    return {_mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+// p · 2^n, rounded once where it is subnormal; the same for results that are normal numbers.
+CASTIRON_INLINE Vec scale_by_pow2(Vec p, Vec n) {
+    return {_mm512_scalef_ps(p.v, n.v)};
+}
+CASTIRON_INLINE Vec scale_to_normal(Vec p, Vec n) {
+    return scale_by_pow2(p, n);
 }
 CASTIRON_INLINE Mask less(Vec a, Vec b) {
     return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)};
@@ -134,6 +130,14 @@ CASTIRON_INLINE float largest(Vec v) {
 // Not as the intrinsic: for that gcc 12 spills every accumulator of a loop.
 CASTIRON_INLINE void prefetch(const void* p) {
     __asm__ volatile("prefetcht0 %0" ::"m"(*static_cast<const char*>(p)));
+}
+CASTIRON_INLINE void prefetch_to_write(const void* p) {
+    __asm__ volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
+}
+
+// Into the second-level cache.
+CASTIRON_INLINE void prefetch_far(const void* p) {
+    __asm__ volatile("prefetcht1 %0" ::"m"(*static_cast<const char*>(p)));
 }
 
 // Sixteen int32 lanes.

@@ -58,13 +58,6 @@ CASTIRON_INLINE void store_n(float* p, Vec v, int n) {
 CASTIRON_INLINE Vec load_bf16(const uint16_t* p) {
     return each([=](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
 }
-// simd/avx2.h has a cheaper order of lanes; here there is none.
-CASTIRON_INLINE Vec load_bf16_mixed(const uint16_t* p) {
-    return load_bf16(p);
-}
-CASTIRON_INLINE Vec unmix(Vec v) {
-    return v;
-}
 CASTIRON_INLINE Vec load_pair_even(const uint16_t* p) {
     return each([=](int i) { return from_bits(static_cast<uint32_t>(p[2 * i]) << 16); });
 }
@@ -120,6 +113,15 @@ CASTIRON_INLINE Vec pow2(Vec n) {
         return from_bits((whole + 127u) << 23);
     });
 }
+// p · 2^n, rounded once where it is subnormal: in two steps, because 2^n alone leaves the range at both ends.
+CASTIRON_INLINE Vec scale_by_pow2(Vec p, Vec n) {
+    const Vec half = round(mul(n, set1(0.5f)));
+    return mul(mul(p, pow2(half)), pow2(sub(n, half)));
+}
+// The same for results that are normal numbers.
+CASTIRON_INLINE Vec scale_to_normal(Vec p, Vec n) {
+    return mul(p, pow2(n));
+}
 CASTIRON_INLINE Mask less(Vec a, Vec b) {
     Mask r;
     for (int i = 0; i < 16; ++i) r.m[i] = a.v[i] < b.v[i];
@@ -141,6 +143,7 @@ CASTIRON_INLINE float largest(Vec v) {
     return v.v[0];
 }
 CASTIRON_INLINE void prefetch(const void*) {}
+CASTIRON_INLINE void prefetch_to_write(const void*) {}
 
 // Sixteen int32 lanes.
 struct Ints {
