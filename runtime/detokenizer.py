@@ -90,8 +90,10 @@ class WindowDetokenizer:
 
     def _advance(self, text: str) -> str:
         piece = text[_common_prefix(text, self._shown) :]
-        self._context, self._pending = self._pending, []
-        self._shown = self._text(self._context)
+        if piece:  # else the tokens that were shown stay: to begin behind none would be to begin a text
+            self._context = self._pending
+            self._shown = self._text(self._context)
+        self._pending = []
         return piece
 
     def _text(self, ids: list[int]) -> str:

@@ -1,7 +1,6 @@
 """LoRA adapters in the form of Hugging Face PEFT: read, checked, kept in memory, named by requests."""
 
 from .adapters import Adapters, AdapterUse
-from .peft_files import LoraModule, read_adapter
 from .request import LoRARequest
 
-__all__ = ["AdapterUse", "Adapters", "LoRARequest", "LoraModule", "read_adapter"]
+__all__ = ["AdapterUse", "Adapters", "LoRARequest"]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..request_errors import AdapterError, AdapterNotFoundError, QueueFullError
-from .peft_files import read_adapter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,6 +160,8 @@ class Adapters:
 
     def _bring(self, name: str, folder: str, *, users: int = 0, new: bool = False) -> AdapterUse:
         """Read an adapter into memory; the caller holds ``_loading``."""
+        from .peft_files import read_adapter  # a start without adapters does not wait for it
+
         modules = read_adapter(folder, self._sizes, self._max_rank)
         with self._lock:
             self._make_room()

@@ -6,7 +6,7 @@ import make_tokenizer
 import pytest
 from castiron.runtime.detokenizer import WindowDetokenizer
 from castiron.runtime.tokenizer import Tokenizer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 TEXTS = st.text(alphabet=st.sampled_from("abe Tfox,.\n éüßЖ日本語🙂👩‍👧\u200d"), max_size=40)
@@ -57,6 +57,7 @@ def test_the_text_after_a_prompt_is_the_difference_of_the_two_decoded(byte_fallb
 
 
 @given(ids=st.lists(st.integers(5, 199), min_size=1, max_size=40))
+@example(ids=[5, 5, *[199] * 8, 5])  # many ids of no token, then a space
 def test_metaspace_keeps_every_space_between_words(metaspace, ids):
     assert stream(metaspace.detokenizer([]), ids) == metaspace.backend.decode(ids)
 

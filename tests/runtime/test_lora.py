@@ -16,7 +16,8 @@ import pytest
 from castiron.engines import open_engine
 from castiron.engines.golden import pack_arrays
 from castiron.runtime.async_engine import AsyncEngine
-from castiron.runtime.lora import Adapters, read_adapter
+from castiron.runtime.lora import Adapters
+from castiron.runtime.lora.peft_files import read_adapter
 from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.request_errors import AdapterError, AdapterNotFoundError, QueueFullError
 from castiron.runtime.sampling_params import SamplingParams
