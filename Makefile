@@ -45,7 +45,7 @@ page:
 	cd web && npm ci && npm run check && node build.mjs ../runtime/server/page_files
 
 # The page in headless Chromium, which Debian has as a package.
-page-test: $(VENV)/installed-dev
+page-test: $(VENV)/installed-dev page
 	$(BIN)/pip install -q "playwright>=1.50,<2"
 	command -v chromium >/dev/null || apt-get install -y -qq chromium
 	$(BIN)/python -m pytest -n 0 tests/runtime/test_page_in_browser.py

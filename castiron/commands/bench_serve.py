@@ -75,7 +75,7 @@ def _json_object(_context: click.Context, _option: click.Parameter, given: str) 
 @click.option("--base-url", default="http://127.0.0.1:8000", help="Scheme, host and port of the server.")
 @click.option("--endpoint", default="/v1/completions", help="/v1/completions or /v1/chat/completions.")
 @click.option("--model", default="", show_default="the first of /v1/models", help="Name in the requests.")
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="Sent as a bearer token.")
+@click.option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token.")
 @click.option(
     "--dataset-name",
     type=click.Choice(["random", "shared-prefix", "multi-turn", "custom"]),

@@ -19,11 +19,13 @@ from fake_core import FakeCore
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make page-test")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+AXE = Path(__file__).resolve().parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: make page-test"),
     pytest.mark.skipif(
-        not (page._FOLDER / "index.html").is_file(), reason="the page is not built: make page"
+        not ((page._FOLDER / "index.html").is_file() and AXE.is_file()),
+        reason="the page is not built: make page",
     ),
 ]
 #: Where to leave screenshots, if anywhere.
@@ -293,6 +295,26 @@ def test_at_the_width_of_a_phone_nothing_is_cut_off(tab):
     for view in ("#live", "#chat"):
         tab.goto(tab.url.partition("#")[0] + view)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_rule_of_axe_is_broken(browser, server, scheme):
+    """Contrast, names, landmarks, roles, keyboard: what axe-core can tell of the WCAG."""
+    # The policy of the page lets no other script in; axe is one.
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)
+    tab = context.new_page()
+    tab.goto(server[0])
+    tab.add_script_tag(path=AXE)
+    script(tab, "Some `code`\n```py\nx = 1\n```\n", "and more")
+    ask(tab, "Hi")
+    sync_api.expect(tab.locator(".turn.assistant footer")).to_contain_text("first token")
+    tab.select_option("#format", "json_schema")
+    for view in ("chat", "live"):
+        tab.click(f"#tab-{view}")
+        tab.wait_for_timeout(1200)
+        found = tab.evaluate("axe.run()")["violations"]
+        assert [(v["id"], [n["html"] for n in v["nodes"]]) for v in found] == []
+    context.close()
 
 
 def test_everything_has_a_name_and_the_tabs_go_by_arrows(tab):

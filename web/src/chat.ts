@@ -49,7 +49,7 @@ export class Chat {
       el(
         "div",
         { className: "empty" },
-        el("h1", {}, "Ask the engine something"),
+        el("h2", {}, "Ask the engine something"),
         el("p", {}, "Answers stream as they are made. What runs inside is under ", el("a", { href: "#live" }, "Live"), "."),
       ),
     );
