@@ -1,5 +1,8 @@
 """What HTTP costs beside the engine: ``http_streaming.py ENGINE [--streams 64]``.
 
+ENGINE ``tiny`` is made on the spot, with one layer of 32 features: a step of it takes so little that the
+threads of Python are busy all the time.
+
 The server runs in this process, clients in another. Printed: tokens/s through HTTP streams against the same
 load given to the engine directly (``measure_throughput`` of ``castiron bench throughput``, same session);
 microseconds of the processor for each token on the two Python threads, apart from the kernel's work on
@@ -58,7 +61,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     options = RuntimeOptions(
         num_threads=given.num_threads, max_batch_size=given.max_batch_size, max_queue_size=1 << 20
     )
-    session = open_session(given.engine, options=options)
+    session = _tiny(options) if given.engine == "tiny" else open_session(given.engine, options=options)
     _ = session.tokenizer
     sizes = {"input_len": given.input_len, "output_len": given.output_len}
     result: dict[str, Any] = {"streams": given.streams, **sizes}
@@ -127,6 +130,35 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _tiny(options: Any) -> Any:
+    """The tiny engine of the tests, larger in everything but its layer, with a byte-level tokenizer."""
+    import importlib.util
+    import tempfile
+    from dataclasses import replace
+
+    from castiron.engines import Limits
+    from castiron.runtime.loading import open_session
+
+    tests = Path(__file__).parents[1] / "tests"
+    modules = []
+    for path in (tests / "engines" / "tiny.py", tests / "runtime" / "make_tokenizer.py"):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        modules.append(importlib.util.module_from_spec(spec))
+        sys.modules[path.stem] = modules[-1]
+        spec.loader.exec_module(modules[-1])
+    tiny, make_tokenizer = modules
+    tiny.VOCAB = 300
+    tiny.LIMITS = Limits(max_batch_size=256, max_num_tokens=512, max_logit_rows=256, max_seq_len=1024)
+    tiny.TOKENS = tiny.TOKENS.model_copy(update={"vocab_size": 300, "vocab_size_used": 300})
+    folder = Path(tempfile.mkdtemp())
+    engine = tiny.write_tiny_engine(folder / "tiny", golden=False)
+    session = open_session(engine, options=options)
+    session.info = replace(session.info, tokenizer_dir=make_tokenizer.byte_level(folder))
+    return session
+
+
 def _engine_ttft(session: Any, input_len: int, count: int) -> list[float]:
     import random
 
@@ -169,7 +201,7 @@ def _clients(order: dict[str, Any]) -> dict[str, Any]:
             words = " ".join(str(rng.randrange(10)) for _ in range(order["input_len"] // 2))
             body["messages"] = [{"role": "user", "content": words}]
         else:
-            body["prompt"] = [rng.randrange(100, 1000) for _ in range(order["input_len"])]
+            body["prompt"] = [rng.randrange(100, 300) for _ in range(order["input_len"])]
         data = json.dumps(body).encode()
         path = "/v1/chat/completions" if order["chat"] else "/v1/completions"
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"

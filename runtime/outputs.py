@@ -22,9 +22,11 @@ class TokenLogprob:
     top: Sequence[tuple[int, float]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    slots=True
+)  # not frozen: there is one for each token, and making a frozen one takes five times as long
 class Update:
-    """What one step added to one output.
+    """What one step added to one output; nobody changes one.
 
     Attributes:
         text: new text; may lag behind ``token_ids`` while a character or a stop string is incomplete.

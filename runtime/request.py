@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +37,7 @@ class Request:
         "_last",
         "_make_detokenizer",
         "_matcher",
+        "_only_tokens",
         "_scored",
         "adapter",
         "done",
@@ -71,6 +72,8 @@ class Request:
         #: A stop string has hit; the logits of the output come with the engine's last event.
         self._last: Update | None = None
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
+        self._only_tokens = not params.stop and params.logprobs is None and params.prompt_logprobs is None
+        self._only_tokens &= not params.return_context_logits
 
     @property
     def complete(self) -> bool:
@@ -83,6 +86,8 @@ class Request:
         """
         if self.queue_seconds is None:
             self.queue_seconds = event.queue_seconds
+        elif self._only_tokens and not event.finished:
+            return self._tokens(event.token_ids)
         if self._last is not None:
             return self._stopped(self._last, event)
         if event.beams:
@@ -133,6 +138,14 @@ class Request:
             generation_logits=event.generation_logits,
             **self._of_prompt(event),
         )
+
+    def _tokens(self, tokens: Sequence[int]) -> Update:
+        """An event between the first and the last one of a request that asks for no more than tokens and
+        text: nearly all are such, so that this must be quick.
+        """
+        if len(tokens) == 1:
+            return Update(self._detokenize(tokens[0]), tokens)
+        return Update("".join([self._detokenize(token) for token in tokens]), tokens)
 
     def _stopped(self, last: Update, event: CoreEvent) -> Update | None:
         """The last update after a stop string, or None while its logits are still to come."""

@@ -310,16 +310,11 @@ class Session:
             self._end_all(f"the engine stopped working: {self._failure}")
 
     def _route(self, events: Sequence[CoreEvent]) -> None:
-        if self._failure is None and any(e.finish_reason == "error" for e in events):
-            self._failure = self.core.stats().get("dead") or None
-        for event in events:
-            with self._wake:
-                request = self._requests.get(event.request_id)
-                if request is not None and event.finished:
-                    del self._requests[event.request_id]
-                    self._masks.drop(event.request_id)
-            if request is not None and event.finished and request.adapter is not None:
-                self.need_adapters().release(request.adapter)
+        with self._wake:
+            requests = [self._requests.get(event.request_id) for event in events]
+        for event, request in zip(events, requests, strict=True):
+            if event.finished:
+                self._end(event, request)
             if request is None or request.done:
                 continue
             update: Update | None
@@ -336,6 +331,18 @@ class Session:
             self._progress = time.monotonic()
             for hook in self._after_batch:
                 hook()
+
+    def _end(self, event: CoreEvent, request: Request | None) -> None:
+        """The engine is done with a request."""
+        if self._failure is None and event.finish_reason == "error":
+            self._failure = self.core.stats().get("dead") or None
+        if request is None:
+            return
+        with self._wake:
+            del self._requests[event.request_id]
+            self._masks.drop(event.request_id)
+        if request.adapter is not None:
+            self.need_adapters().release(request.adapter)
 
     def _end_all(self, why: str) -> None:
         with self._wake:

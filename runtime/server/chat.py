@@ -13,10 +13,11 @@ from starlette.responses import JSONResponse, Response
 from ..outputs import Update
 from .body import parse
 from .chat_turn import ChatTurn, Piece
+from .generation import Choice
 from .parsers import CallArguments, CallStart, Content, Delta, Message, Reasoning
 from .protocol import ChatBody
 from .service import Service, rank
-from .streaming import EventStream, event, while_connected
+from .streaming import MARK, EventStream, WriteNow, event, text_event, while_connected
 from .text_logprobs import chat_logprobs, prompt_logprobs
 
 
@@ -26,7 +27,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     turn = await ChatTurn.begin(service, body)
     answer = _Answer(service, body, turn)
     if body.stream:
-        return EventStream(answer.events(), turn.close)
+        return EventStream(answer.events(), turn.close, begun=answer.shorten)
     try:
         return JSONResponse(await while_connected(request.receive, answer.whole()))
     finally:
@@ -106,6 +107,24 @@ class _Answer:
                 yield b"".join(parts)
         if options is not None and options.include_usage:
             yield event({**self._head, "choices": [], "usage": self._turn.usage()})
+
+    def shorten(self, write_now: WriteNow) -> None:
+        """Send chunks that differ in their text alone at once, where the request has no others."""
+        body, options = self._body, self._body.stream_options
+        if body.logprobs or body.return_token_ids or (options and options.continuous_usage_stats):
+            return
+
+        def maker(choice: Choice) -> Callable[[str], bytes]:
+            piece = Piece(choice, Update(), [], None)
+            made = self._with(piece, piece.update, {"delta": {"content": MARK}})
+            return text_event({**self._head, "choices": [made]}, MARK)
+
+        makers = [maker(choice) for choice in self._turn.choices]
+
+        def write(choice: Choice, update: Update) -> bool:
+            return not update.text or write_now(makers[choice.index](update.text))
+
+        self._turn.shorten(write)
 
     def _wants_tokens(self, update: Update) -> bool:
         return bool(update.token_ids) and bool(self._body.logprobs or self._body.return_token_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,16 @@ class ChatTurn:
             for pieces in found
         ]
 
+    @property
+    def choices(self) -> list[Choice]:
+        """The outputs."""
+        return self._generation.choices
+
+    def shorten(self, write: Callable[[Choice, Update], bool]) -> None:
+        """See ``Generation.shorten``; where text may mean anything but content, all goes by ``pieces``."""
+        if all(output.plain for output in self._outputs):
+            self._generation.shorten(write)
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""
         thought = sum(output.reasoning_tokens for output in self._outputs)
@@ -132,6 +142,11 @@ class _Output:
         self._reasoning = reasoning
         self.reasoning_tokens = 0
         self._calls: set[int] = set()
+
+    @property
+    def plain(self) -> bool:
+        """All text is content."""
+        return self._parser is None
 
     def take(self, update: Update) -> tuple[list[Delta], str | None]:
         """What an update means, and OpenAI's reason of the end if it is the last one."""

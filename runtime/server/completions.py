@@ -17,7 +17,7 @@ from .errors import ApiError
 from .generation import Choice, Generation
 from .protocol import CompletionBody
 from .service import Service, rank, refuse_unserved
-from .streaming import EventStream, event, while_connected
+from .streaming import MARK, EventStream, WriteNow, event, text_event, while_connected
 from .text_logprobs import completion_logprobs, prompt_logprobs
 
 _DEFAULT_MAX_TOKENS = 16
@@ -45,7 +45,7 @@ async def completions(service: Service, request: Request) -> Response:
         generation = Generation(service, prompts, params)
     answer = _Answer(service, body, generation, texts, params.n)
     if body.stream:
-        return EventStream(answer.events(), generation.close)
+        return EventStream(answer.events(), generation.close, begun=answer.shorten)
     try:
         return JSONResponse(await while_connected(request.receive, answer.whole()))
     finally:
@@ -158,6 +158,21 @@ class _Answer:
                 yield b"".join(parts)
         if options is not None and options.include_usage:
             yield event({**self._head, "choices": [], "usage": self._generation.usage(self._n)})
+
+    def shorten(self, write_now: WriteNow) -> None:
+        """Send chunks that differ in their text alone at once, where the request has no others."""
+        body, options = self._body, self._body.stream_options
+        if body.logprobs is not None or body.return_token_ids or (options and options.continuous_usage_stats):
+            return
+        makers = [
+            text_event({**self._head, "choices": [self._choice(choice, Update(text=MARK), 0, "", [])]}, MARK)
+            for choice in self._generation.choices
+        ]
+
+        def write(choice: Choice, update: Update) -> bool:
+            return not update.text or write_now(makers[choice.index](update.text))
+
+        self._generation.shorten(write)
 
     def _wants_tokens(self, update: Update) -> bool:
         return bool(update.token_ids) and (

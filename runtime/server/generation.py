@@ -53,6 +53,9 @@ class Generation:
         self._service = service
         self.lora = params.lora
         self._queue: asyncio.Queue[tuple[Choice, Update]] = asyncio.Queue()
+        self._write: Callable[[Choice, Update], bool] | None = None
+        #: Whether the task that reads ``batches`` has read all there was.
+        self._reader_waits = False
         self._began = time.perf_counter()
         self.choices: list[Choice] = []
         self._requests: list[Request] = []
@@ -73,10 +76,32 @@ class Generation:
 
     def _start(self, ids: list[int], params: SamplingParams) -> None:
         choices = [Choice(len(self.choices) + k, ids) for k in range(params.n)]
-        made = PromptOutputs(params, lambda k, update: self._queue.put_nowait((choices[k], update)))
+        made = PromptOutputs(params, lambda k, update: self._put(choices[k], update))
         for j, part in enumerate(made.requests):
             self._requests.append(self._service.engine.start(ids, part, partial(made.take, j)))
         self.choices += choices
+
+    def shorten(self, write: Callable[[Choice, Update], bool]) -> None:
+        """Give updates that only add text to ``write`` as they come, on the event loop, without waking the
+        task that reads ``batches``: with many streams that is most of what a token costs.
+
+        The first and the last update of an output never go there, nor any while the task has some to read,
+        nor those that ``write`` does not take: it returns False.
+        """
+        self._write = write
+
+    def _put(self, choice: Choice, update: Update) -> None:
+        if (
+            self._reader_waits
+            and self._write is not None
+            and update.finish_reason is None
+            and choice.first_token is not None
+            and self._write(choice, update)
+        ):
+            choice.tokens += len(update.token_ids)
+            return
+        self._reader_waits = False
+        self._queue.put_nowait((choice, update))
 
     def _hold_tokens(self, checked: Sequence[tuple[list[int], SamplingParams]]) -> int:
         """Count what the outputs may take against the client's API key."""
@@ -97,7 +122,9 @@ class Generation:
             EngineError: the engine has failed.
         """
         while self._left:
+            self._reader_waits = self._queue.empty()
             batch = [await self._queue.get()]
+            self._reader_waits = False
             while not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             for choice, update in batch:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from .errors import envelope
+from .streaming import WRITE_NOW
 
 #: Bytes of the request line and the headers, and of what else is no body (chunk sizes, trailers).
 _MAX_HEAD_BYTES = 64 << 10
@@ -58,6 +60,14 @@ class BoundedHttp(HttpToolsProtocol):
         if self._deadline is None:
             self._start_clock()
 
+    def on_headers_complete(self) -> None:
+        """The request's handler starts: give it the short way to the socket."""
+        super().on_headers_complete()
+        cycle = self.cycle
+        if cycle is not None and cycle.scope is self.scope:
+            extensions = cast("dict[str, Any]", cycle.scope.setdefault("extensions", {}))
+            extensions[WRITE_NOW] = partial(_write_now, cycle)
+
     def on_body(self, body: bytes) -> None:
         """Count a piece of the body apart from the rest."""
         self._head_bytes -= len(body)
@@ -105,6 +115,13 @@ class BoundedHttp(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.close()
+
+
+def _write_now(cycle: RequestResponseCycle, data: bytes) -> bool:
+    if not cycle.chunked_encoding or cycle.disconnected or cycle.response_complete or cycle.flow.write_paused:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 def bounded_http(read_timeout: float) -> type[BoundedHttp]:
