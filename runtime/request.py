@@ -10,7 +10,7 @@ from .core_api import CoreBeam, CoreEvent
 from .detokenizer import Detokenizer
 from .outputs import FinishReason, TokenLogprob, Update
 from .sampling_params import SamplingParams
-from .text import StopMatcher
+from .text import ReasoningGate, StopMatcher
 
 if TYPE_CHECKING:
     from .lora import AdapterUse
@@ -34,6 +34,7 @@ class Request:
         "_count",
         "_detokenizer",
         "_eos",
+        "_gate",
         "_last",
         "_make_detokenizer",
         "_matcher",
@@ -74,6 +75,8 @@ class Request:
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._only_tokens = not params.stop and params.logprobs is None and params.prompt_logprobs is None
         self._only_tokens &= not params.return_context_logits
+        markers = params.reasoning_markers if params.stop else None
+        self._gate = None if markers is None else ReasoningGate(*markers)
 
     @property
     def complete(self) -> bool:
@@ -105,6 +108,9 @@ class Request:
         for i, token in enumerate(tokens):
             self._count += 1
             piece = self._detokenize(token)
+            if self._gate is not None:
+                thought, piece = self._gate.push(piece)
+                text += thought
             if not self.params.stop or self._count <= self.params.min_tokens:
                 text += piece
                 continue
@@ -191,7 +197,8 @@ class Request:
             last = ""
         if self._detokenizer is not None:
             last += self._detokenizer.flush()
-        return self._matcher.flush() + last
+        held = "" if self._gate is None else self._matcher.push(self._gate.flush()).text
+        return held + self._matcher.flush() + last
 
     def _detokenize(self, token: int) -> str:
         if self._detokenizer is None:

@@ -62,6 +62,8 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of every token already generated (0 = off).
         frequency_penalty: the same, times the number of occurrences (0 = off).
         stop: strings that end the text; matched across token borders.
+        reasoning_markers: what opens and closes reasoning at the beginning of the output, in which stop
+            strings are not looked for; an empty opening: the prompt has opened it (None = no reasoning).
         stop_token_ids: tokens that end the output besides the model's EOS tokens.
         ignore_eos: go on after the model's EOS tokens.
         logit_bias: {token id: number added to its logit}, before penalties and temperature; -100 and 100 all
@@ -127,6 +129,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
+    reasoning_markers: tuple[str, str] | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -185,6 +188,8 @@ class SamplingParams:
         put("presence_penalty", as_number("presence_penalty", self.presence_penalty, -100.0, 100.0))
         put("frequency_penalty", as_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0))
         put("stop", as_strings("stop", self.stop, MAX_STOP_STRINGS))
+        if self.reasoning_markers is not None and not _are_markers(self.reasoning_markers):
+            refuse("reasoning_markers", self.reasoning_markers, "two strings, the second not empty")
         put("stop_token_ids", as_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
         put("logit_bias", as_logit_bias(self.logit_bias))
         allowed = as_token_ids("allowed_token_ids", self.allowed_token_ids, None)
@@ -285,3 +290,12 @@ class SamplingParams:
             return made
         seed = None if self.seed is None else (self.seed + j) & MAX_SEED
         return replace(made, seed=seed, prompt_logprobs=None, return_context_logits=False)
+
+
+def _are_markers(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(x, str) for x in value)
+        and bool(value[1])
+    )

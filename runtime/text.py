@@ -1,9 +1,10 @@
-"""Stop strings on a stream of text: found across token borders, never shown by half."""
+"""Stop strings on a stream of text: found across token borders, never shown by half, not in reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +63,50 @@ class StopMatcher:
                     longest = k
                     break
         return longest
+
+
+class ReasoningGate:
+    """Tells the reasoning at the beginning of a text, which arrives in pieces, from what follows it.
+
+    Args:
+        opening: what reasoning begins with, behind blanks; empty = the text begins inside it.
+        closing: what it ends with.
+    """
+
+    __slots__ = ("_closing", "_held", "_opening", "_state")
+
+    def __init__(self, opening: str, closing: str) -> None:
+        self._opening = opening
+        self._closing = closing
+        self._state: Literal["undecided", "inside", "behind"] = "undecided" if opening else "inside"
+        #: Undecided: all text so far. Inside: the end of what has passed, which the closing may begin in.
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, str]:
+        """Add a piece; returns what is reasoning, and what is not. Text that may be either is held back."""
+        if self._state == "behind":
+            return "", piece
+        if self._state == "undecided":
+            piece, self._held = self._held + piece, ""
+            begun = piece.lstrip()
+            if len(begun) < len(self._opening) and self._opening.startswith(begun):
+                self._held = piece
+                return "", ""
+            if not begun.startswith(self._opening):
+                self._state = "behind"
+                return "", piece
+            self._state = "inside"
+        seen = self._held + piece
+        at = seen.find(self._closing)
+        if at < 0:
+            self._held = seen[max(0, len(seen) + 1 - len(self._closing)) :]
+            return piece, ""
+        end = at + len(self._closing) - len(self._held)
+        self._state, self._held = "behind", ""
+        return piece[:end], piece[end:]
+
+    def flush(self) -> str:
+        """The text is over: returns what was held back."""
+        held = self._held if self._state == "undecided" else ""
+        self._held = ""
+        return held

@@ -40,7 +40,7 @@ class _Answer:
     def __init__(self, service: Service, body: ChatBody, turn: ChatTurn) -> None:
         self._body = body
         self._turn = turn
-        self._tokenizer = service.engine.session.tokenizer
+        self._tokenizer = None if body.return_tokens_as_token_ids else service.engine.session.tokenizer
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",

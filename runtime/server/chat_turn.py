@@ -206,6 +206,7 @@ def _prepared(
     changes: dict[str, Any] = {}
     if use is not None or service.style.reasoning is not None:
         changes["shown_special_tokens"] = service.style.shown_tokens
+        changes["reasoning_markers"] = service.style.reasoning_markers(prompt.opened)
     return prompt, service.params(
         body,
         lora=lora,

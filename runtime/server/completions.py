@@ -113,7 +113,7 @@ class _Answer:
         self._generation = generation
         self._texts = texts
         self._n = n
-        self._tokenizer = service.engine.session.tokenizer
+        self._tokenizer = None if body.return_tokens_as_token_ids else service.engine.session.tokenizer
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",

@@ -85,6 +85,8 @@ class _Generation(_Body):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool | None = None
+    #: In log-probabilities: "token_id:N" for each token, which no two tokens share.
+    return_tokens_as_token_ids: StrictBool | None = None
     logit_bias: dict[str, Number] | None = None
     allowed_token_ids: TokenList | None = None
     bad_words: list[StrictStr] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,8 @@ def tool_use(
     if len(tools) > _MAX_TOOLS:
         raise ApiError(400, f"tools has {len(tools)} entries; expected at most {_MAX_TOOLS}", "tools")
     functions = tuple(_function(i, tool) for i, tool in enumerate(tools))
-    names = [f.name for f in functions]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    counts = Counter(f.name for f in functions)
+    if twice := next((name for name, count in counts.items() if count > 1), None):
         raise ApiError(400, f"tools has two functions called {twice!r}; give each a name of its own", "tools")
     if choice == "none":
         return None

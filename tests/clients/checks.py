@@ -96,7 +96,8 @@ def anthropic_client() -> None:
     counted = client.messages.count_tokens(**{k: v for k, v in ask.items() if k != "max_tokens"})
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
     tool = {"name": "Weather", "input_schema": Weather.model_json_schema()}
-    with client.messages.stream(**ask, tools=[tool], tool_choice={"type": "any"}) as stream:
+    once = {"type": "any", "disable_parallel_tool_use": True}
+    with client.messages.stream(**ask, tools=[tool], tool_choice=once) as stream:
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"
     Weather.model_validate(final.content[-1].input)

@@ -229,6 +229,15 @@ def test_chat_logprobs_name_tokens_and_bytes(server):
     assert found == entries
 
 
+def test_tokens_may_be_named_by_their_ids(server):
+    body = {"max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    (choice,) = post(server, "/v1/completions", prompt=[5], logprobs=1, **body).json()["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{t}" for t in choice["token_ids"]]
+    (choice,) = post(server, "/v1/chat/completions", messages=USER, logprobs=True, **body).json()["choices"]
+    names = [entry["token"] for entry in choice["logprobs"]["content"]]
+    assert names == [f"token_id:{t}" for t in choice["token_ids"]]
+
+
 def test_a_token_that_is_no_utf8_is_written_as_bytes(folder):
     core = FakeCore(script=says(folder, "🙂")[:1])
     with live_server.serve(core, tokenizer_dir=folder) as server:

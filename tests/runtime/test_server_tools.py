@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import live_server
+import make_tokenizer
 import pytest
+from castiron.runtime.tokenizer import Tokenizer
 from server_calls import USER, events, post
 from tool_answers import ASK, CALL, END, TOOL, prompt_of
 
@@ -97,6 +99,41 @@ def test_calls_and_results_go_through_the_template(saying, tools_folder):
     assert "<think>Hm</think><tool_call>weather Rome</tool_call><|im_end|>" in prompt
     assert "<|im_start|>tool\nsunny<|im_end|>" in prompt
     assert prompt.endswith("assistant\nhigh")
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("{% for m in messages %}{{ m.role + ': ' + m.content + ';' }}{% endfor %}", "assistant: ;"),
+        (
+            "{% for m in messages %}{{ m.role }}{{ ' calls;' if m.content is none }}{% endfor %}",
+            "assistant calls;",
+        ),
+    ],
+)
+def test_a_call_without_content_suits_every_template(tmp_path, template, written):
+    folder = make_tokenizer.byte_level(tmp_path, chat_template=template)
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with live_server.serve(tokenizer_dir=folder) as server:
+        ids = post(server, "/tokenize", messages=messages).json()["tokens"]
+    assert written in Tokenizer(folder).decode(ids)
+
+
+def test_stop_strings_are_not_looked_for_in_reasoning(saying):
+    server = saying("<think>one two three</think>\n\nyes two no")
+    for stream in (False, True):
+        body = {"messages": USER, "max_tokens": 100, "stop": ["two"]}
+        if stream:
+            chunks = [c["choices"][0] for c in events(server, "/v1/chat/completions", **body)]
+            content = "".join(c["delta"].get("content", "") for c in chunks)
+            thought = "".join(c["delta"].get("reasoning", "") for c in chunks)
+            end = chunks[-1]
+        else:
+            end = post(server, "/v1/chat/completions", **body).json()["choices"][0]
+            content, thought = end["message"]["content"], end["message"]["reasoning"]
+        assert (content, thought) == ("yes ", "one two three")
+        assert (end["finish_reason"], end["stop_reason"]) == ("stop", "two")
 
 
 def test_without_calls_the_model_is_told_of_no_tools(saying, tools_folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from castiron.runtime.text import StopMatcher
+from castiron.runtime.text import ReasoningGate, StopMatcher
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +58,29 @@ def test_text_that_only_looks_like_a_stop_string_comes_out_when_it_differs():
 
 def test_without_stop_strings_nothing_is_held_back():
     assert run(["a", "b"], [], False)[2] == ["a", "b", ""]
+
+
+def reasoning_by_definition(text: str, opening: str) -> str:
+    """All up to the first closing, if the text begins with the opening behind blanks."""
+    if not text.lstrip().startswith(opening):
+        return ""
+    start = text.index(opening) + len(opening)
+    at = text.find("</t>", start)
+    return text if at < 0 else text[: at + len("</t>")]
+
+
+@given(
+    st.lists(st.sampled_from(["<t>", "</t>", "<", "t", ">", "/", " ", "\n", "a"]), max_size=12).map("".join),
+    st.sampled_from(["<t>", ""]),
+    st.lists(st.integers(0, 40), max_size=6),
+)
+def test_reasoning_is_told_from_what_follows_however_the_text_is_cut(text, opening, cuts):
+    places = sorted(min(cut, len(text)) for cut in cuts)
+    gate = ReasoningGate(opening, "</t>")
+    thought = rest = ""
+    for start, end in zip([0, *places], [*places, len(text)], strict=True):
+        inside, behind = gate.push(text[start:end])
+        thought, rest = thought + inside, rest + behind
+    rest += gate.flush()
+    assert thought + rest == text
+    assert thought == reasoning_by_definition(text, opening)

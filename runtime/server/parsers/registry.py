@@ -156,6 +156,13 @@ class AnswerStyle:
             return False
         return prompt.rstrip().endswith(REASONING_STYLES[self.reasoning].markers[0])
 
+    def reasoning_markers(self, opened: bool) -> tuple[str, str] | None:
+        """What opens and closes the reasoning of an answer, if there may be any; see ``SamplingParams``."""
+        if self.reasoning is None:
+            return None
+        opening, closing = REASONING_STYLES[self.reasoning].markers
+        return ("" if opened else opening), closing
+
     def parser(self, functions: Collection[str] | None, opened: bool) -> AnswerParser | None:
         """A parser for one output; None where its text is all content.
 
