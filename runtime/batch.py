@@ -29,7 +29,7 @@ class Batch:
         session: the engine.
         prompts: token ids of each prompt, or None where ``texts`` has a text.
         texts: text of each prompt, or None where ``prompts`` has ids.
-        params: how to decode, for all of them.
+        params: how to decode each of them.
         default_max_tokens: for params that leave ``max_tokens`` open; None = as many as fit.
     """
 
@@ -38,7 +38,7 @@ class Batch:
         session: Session,
         prompts: Sequence[Any],
         texts: Sequence[str | None],
-        params: SamplingParams,
+        params: Sequence[SamplingParams],
         default_max_tokens: int | None = None,
     ) -> None:
         self._session = session
@@ -102,7 +102,7 @@ class Batch:
     def _submit(
         self, i: int, prompt: Any, text: str | None, put: Callable[[_Key, Update], None]
     ) -> RequestOutput:
-        params = self._params
+        params = self._params[i]
         outputs = [
             CompletionOutput(k, logprobs=None if params.logprobs is None else []) for k in range(params.n)
         ]

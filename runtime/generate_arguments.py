@@ -18,7 +18,7 @@ _FIELDS = frozenset(f.name for f in fields(SamplingParams))
 _ALIASES = {"max_new_tokens": "max_tokens", "random_seed": "seed", "num_return_sequences": "n"}
 
 
-def merged_params(sampling_params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
+def merged_params(sampling_params: Any, options: dict[str, Any]) -> SamplingParams:
     """SamplingParams with the keyword arguments of ``generate`` in their place."""
     if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
         raise ParameterError(
@@ -51,6 +51,20 @@ def merged_params(sampling_params: SamplingParams | None, options: dict[str, Any
         # there.
         given["temperature"] = 1.0
     return replace(base, **given)
+
+
+def params_of_prompts(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, options: dict[str, Any], count: int
+) -> list[SamplingParams]:
+    """One SamplingParams for each of ``count`` prompts: one for all, or a list of as many."""
+    if not isinstance(sampling_params, (list, tuple)):
+        return [merged_params(sampling_params, options)] * count
+    if len(sampling_params) != count:
+        raise ParameterError(
+            f"{len(sampling_params)} sampling_params for {count} prompts; give one for all, or one for each",
+            param="sampling_params",
+        )
+    return [merged_params(one, options) for one in sampling_params]
 
 
 def _without_num_beams(options: dict[str, Any]) -> dict[str, Any]:

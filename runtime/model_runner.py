@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from castiron.errors import RequestError
 
 from .batch import Batch
-from .generate_arguments import merged_params, prompt_rows
+from .generate_arguments import merged_params, params_of_prompts, prompt_rows
 from .loading import open_session
 from .lora import LoRARequest
 from .options import RuntimeOptions
@@ -127,7 +127,7 @@ class ModelRunner:
         self,
         input_ids: Any = None,
         prompts: str | Sequence[str] | None = None,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         streaming: Literal[False] = False,
         **options: Any,
@@ -138,7 +138,7 @@ class ModelRunner:
         self,
         input_ids: Any = None,
         prompts: str | Sequence[str] | None = None,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         streaming: Literal[True],
         **options: Any,
@@ -148,7 +148,7 @@ class ModelRunner:
         self,
         input_ids: Any = None,
         prompts: str | Sequence[str] | None = None,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         streaming: bool = False,
         **options: Any,
@@ -159,7 +159,8 @@ class ModelRunner:
         Args:
             input_ids: ``[1, 2, 3]``, ``[[1, 2], [3]]``, or numpy arrays / tensors of the same shapes.
             prompts: a text or several, instead of ``input_ids``; BOS is added as the checkpoint says.
-            sampling_params: how to decode; without it greedy, and 128 new tokens or as many as fit.
+            sampling_params: how to decode all prompts, or a list with one for each; without it greedy, and
+                128 new tokens or as many as fit.
             streaming: give an iterator of partial results instead: each is the whole result of one prompt so
                 far, with what is new in ``outputs[k].text_diff`` and ``token_ids_diff``.
             options: any field of SamplingParams, which then overrides ``sampling_params``; also
@@ -176,9 +177,10 @@ class ModelRunner:
             RequestError: parameters that no prompt could be served with.
             EngineError: the runner is closed or its engine has failed.
         """
-        params = merged_params(sampling_params, self._named_adapter(options))
+        ids, texts = prompt_rows(input_ids, prompts)
+        params = params_of_prompts(sampling_params, self._named_adapter(options), len(ids))
         cap = None if sampling_params is not None else _DEFAULT_MAX_TOKENS
-        batch = Batch(self._session, *prompt_rows(input_ids, prompts), params, cap)
+        batch = Batch(self._session, ids, texts, params, cap)
         return batch.stream() if streaming else batch.run()
 
     def chat(
@@ -193,7 +195,7 @@ class ModelRunner:
         """Answer a conversation (``[{"role": "user", "content": "..."}]``) by the engine's chat template."""
         ids = self.tokenizer.encode_chat(messages, **(template_options or {}))
         params = merged_params(sampling_params, self._named_adapter(options))
-        batch = Batch(self._session, [ids], [None], params)
+        batch = Batch(self._session, [ids], [None], [params])
         return batch.stream() if streaming else batch.run()
 
     def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -241,7 +243,7 @@ class ModelRunner:
             RequestError: ids outside the vocabulary, or too many.
         """
         params = SamplingParams(max_tokens=0, detokenize=False, return_context_logits=True, lora=lora)
-        (result,) = Batch(self._session, [token_ids], [None], params).run()
+        (result,) = Batch(self._session, [token_ids], [None], [params]).run()
         if result.context_logits is None:
             raise RequestError(result.error or "the engine gave no logits")
         return result.context_logits

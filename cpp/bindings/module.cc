@@ -220,9 +220,9 @@ nb::object logit_rows(const std::shared_ptr<float[]>& logits, int rows, int voca
 
 nb::dict cpu_features() {
     nb::dict features;
-    features["avx2"] = host::cpu_supports(host::Isa::kAvx2);
-    features["avx512"] = host::cpu_supports(host::Isa::kAvx512);
-    features["avx512vnni"] = host::cpu_supports(host::Isa::kAvx512Vnni);
+    for (const host::Isa isa : host::kAllIsas) {
+        features[std::string(host::isa_name(isa)).c_str()] = host::cpu_supports(isa);
+    }
     features["avx512bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
     features["isa"] = std::string(host::isa_name(host::choose_isa("")));
     features["cpus"] = host::usable_cpus();

@@ -134,6 +134,21 @@ def test_max_tokens_none_fills_the_engine(runner):
     assert len(result.outputs[0].token_ids) == 56
 
 
+def test_each_prompt_may_have_sampling_params_of_its_own(runner):
+    lengths = [3, 1, 2]
+    results = runner.generate(
+        input_ids=[[1], [2], [3]],
+        sampling_params=[SamplingParams(max_tokens=n, ignore_eos=True, n=n) for n in lengths],
+        temperature=1.0,
+    )
+    assert [len(r.outputs) for r in results] == lengths
+    assert [len(r.outputs[0].token_ids) for r in results] == lengths
+    with pytest.raises(RequestError, match="2 sampling_params for 3 prompts; give one for all, or one for"):
+        runner.generate(input_ids=[[1], [2], [3]], sampling_params=[SamplingParams()] * 2)
+    with pytest.raises(RequestError, match="of type dict; expected SamplingParams"):
+        runner.generate(input_ids=[[1]], sampling_params=[{"temperature": 1}])
+
+
 def test_options_override_sampling_params(runner):
     base = SamplingParams(max_tokens=50, temperature=0.5, top_p=0.3)
     runner.generate([1], None, base, max_new_tokens=3, random_seed=7)
