@@ -11,8 +11,9 @@ from .parsers import AnswerStyle
 from .parsers.lark import Lark
 from .tools import ToolUse
 
-#: Of a regular expression: a pair of backslash and character, or a slash, which would end it.
-_SLASH, _ESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL), "\\/"
+#: Of a regular expression: a pair of backslash and character, or what would end it in a grammar.
+_SPECIAL = re.compile(r"\\.|[/\n\r]", re.DOTALL)
+_ESCAPED = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
 
 
 def answer_form(
@@ -45,7 +46,7 @@ def answer_form(
 
 def _expression(lark: Lark, wanted: StructuredOutput) -> str:
     if wanted.regex is not None:
-        return lark.terminal(f"/{_SLASH.sub(lambda m: m[1] or _ESCAPED_SLASH, wanted.regex)}/")
+        return lark.terminal(f"/{_SPECIAL.sub(lambda m: _ESCAPED.get(m[0], m[0]), wanted.regex)}/")
     if wanted.choice is not None:
         return lark.any_of([lark.text(text) for text in wanted.choice])
     kind, source = wanted.source

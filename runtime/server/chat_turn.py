@@ -74,12 +74,12 @@ class ChatTurn:
         _check(body)
         use = checked_tools(service, body)
         service.admit_outputs(1, body)
-        prompt, params = await service.off_loop(lambda: _prepared(service, body, lora, use))
         try:
+            prompt, params = await service.off_loop(lambda: _prepared(service, body, lora, use))
             async with service.engine.prepared(params):
                 generation = Generation(service, [prompt.ids], params)
         except ParameterError as e:
-            if use is not None and e.param == "structured_outputs":
+            if use is not None and e.param in ("structured_outputs", "lark"):
                 raise ParameterError(f"of the tools, or response_format: {e}", "tools") from None
             raise
         return cls(service, body, generation, use, prompt.opened, params.n)

@@ -136,8 +136,10 @@ def test_where_calls_are_free_an_answer_of_the_wanted_form_may_take_their_place(
     assert any(read(style, text).calls for text in texts if text)
 
 
-@pytest.mark.parametrize(("regex", "text"), [("a/b", "a/b"), (r"a\/b\\/c[/]", "a/b\\/c/")])
-def test_a_regular_expression_keeps_its_slashes(grammars, tokenizer, regex, text):
+@pytest.mark.parametrize(
+    ("regex", "text"), [("a/b", "a/b"), (r"a\/b\\/c[/]", "a/b\\/c/"), ("a\nb\\\nc", "a\nb\nc")]
+)
+def test_a_regular_expression_keeps_its_slashes_and_line_breaks(grammars, tokenizer, regex, text):
     form = answer_form(StructuredOutput(regex=regex), None, AnswerStyle(None, "think", "", {}), False)
     matcher = grammars.matcher(form)
     for token in tokenizer.encode(text, add_special_tokens=False):

@@ -168,6 +168,15 @@ BAD = [
         },
         "tools",
     ),
+    (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"enum": ["x" * 300_000]}}}
+            ],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages"),
     (

@@ -147,8 +147,9 @@ def _may_begin(text: str, markers: Sequence[str]) -> int:
     """Length of the longest end of ``text`` that a marker may begin with."""
     longest = 0
     for marker in markers:
-        for k in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:k]):
-                longest = k
-                break
+        at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+        while at >= 0 and not marker.startswith(text[at:]):
+            at = text.find(marker[0], at + 1)
+        if at >= 0:
+            longest = max(longest, len(text) - at)
     return longest

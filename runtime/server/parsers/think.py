@@ -18,6 +18,8 @@ class ThinkParser(Parser):
     def __init__(self, markers: tuple[str, str], opened: bool) -> None:
         self._markers = markers
         self._opened = opened
+        #: There is no more reasoning, and all text so far has been passed on.
+        self.over = False
         super().__init__()
 
     def _answer(self) -> Reading[None]:
@@ -32,6 +34,7 @@ class ThinkParser(Parser):
         else:
             self._say_at_once(text.raw)
         text.mark()
+        self.over = True
         yield from text.until((), self._say_at_once)
 
     def _say_at_once(self, text: str) -> None:
@@ -53,6 +56,8 @@ class Reasoned:
 
     def push(self, text: str) -> list[Delta]:
         """See ``Parser.push``."""
+        if self._think.over and self._rest is not None:
+            return self._rest.push(text)
         return self._read_on(self._think.push(text))
 
     def flush(self) -> list[Delta]:
