@@ -261,8 +261,8 @@ def main() -> None:
         for name in ("num_requests_running", "num_requests_waiting", "kv_blocks_used"):
             if gauges[name]:
                 attack.failures.append(f"{name} is {gauges[name]} at the end")
-        if marks[-1][0] > marks[2][0] * 1.1 + 8:
-            attack.failures.append(f"memory grew from {marks[2][0]:.0f} to {marks[-1][0]:.0f} MiB")
+        if marks[-1][0] > marks[4][0] * 1.1 + 8:
+            attack.failures.append(f"memory grew from {marks[4][0]:.0f} to {marks[-1][0]:.0f} MiB")
         if server.open_files() > marks[0][1] + 8:
             attack.failures.append(f"{server.open_files()} files are open at the end")
         if any("Traceback" in line for line in server.log):

@@ -201,3 +201,12 @@ def test_one_grammar_that_fails_does_not_stop_the_others(
     assert core.answers[2][0] == 1
     assert {b, c} <= set(core.answers[2][1])
     assert 9 not in core.answers
+
+
+def test_a_grammar_at_its_limits_begins_the_second_text_as_the_first(grammars: Grammars) -> None:
+    # Computing its first mask uses up what bounds its size, for all copies.
+    wanted = StructuredOutput(regex="a{99999}{99999}")
+    first = grammars.matcher(wanted).mask().copy()
+    for _ in range(3):
+        assert (grammars.matcher(wanted).mask() == first).all()
+    assert allowed(first)
