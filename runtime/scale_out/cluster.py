@@ -41,7 +41,13 @@ def started(
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
-        ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        # "local": not the cluster that some file or variable of this machine names.
+        ray.init(
+            address=address or "local",
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise EngineError(f"Ray did not start: {error}; check --ray-address, or `ray status` there") from None
     resources: dict[str, float] = {"num_cpus": runtime["num_threads"]}
