@@ -12,7 +12,7 @@ from .config_file import configurable, given_options
 from .replicas import check_replicas, replica_options, serve_several
 from .runtime_options import runtime_options
 from .server_options import front_of, listen_of, server_options
-from .server_report import show_routes, show_session
+from .server_report import show_ready, show_routes, show_session
 
 
 @configurable
@@ -139,7 +139,7 @@ def command(
             service,
             app,
             listen,
-            ready=lambda port: click.echo(f"serving {names[0]} on {listen.url(port)}{front.prefix}/v1"),
+            ready=lambda port: show_ready(names[0], listen, front.prefix, port),
         )
     finally:
         close()

@@ -10,6 +10,7 @@ import click
 from .common import human_bytes, human_count, printable
 
 if TYPE_CHECKING:
+    from castiron.runtime.server.listening import Listen
     from castiron.runtime.session import Session
 
 _BLOCK_TOKENS = 32
@@ -58,6 +59,12 @@ def show_session(session: Session, phases: Mapping[str, float], options: Sequenc
 def show_routes(routes: Sequence[str]) -> None:
     """Where requests may go."""
     click.echo(f"routes: {', '.join(routes)}")
+
+
+def show_ready(name: str, listen: Listen, prefix: str, port: int) -> None:
+    """Where the server answers now."""
+    paths = f"{prefix}/v1" if listen.uds is None else f" (paths begin with {prefix}/v1)"
+    click.echo(f"serving {name} on {listen.url(port)}{paths}")
 
 
 def _processor(stats: Mapping[str, Any]) -> str:

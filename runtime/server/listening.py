@@ -75,9 +75,11 @@ class Listen:
                 ) from None
 
     def url(self, port: int) -> str:
-        """What a client takes as its base URL, without ``/v1``."""
+        """What a client takes as its base URL, without ``/v1``; of a Unix socket, by which it connects to any
+        host, its path.
+        """
         if self.uds is not None:
-            return f"{self.scheme}+unix://{self.uds}"
+            return f"unix:{self.uds}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{port}"
 

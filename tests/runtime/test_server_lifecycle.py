@@ -39,19 +39,31 @@ def test_metrics_count_what_was_served(folder):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_frees_its_requests(folder, stream):
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [5], "max_tokens": 250, "n": 2}),
+        ("/v1/chat/completions", {"messages": USER, "max_tokens": 200, "n": 2}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 200}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 200}),
+    ],
+)
+def test_a_client_that_goes_frees_its_requests(folder, path, body, stream):
     core = FakeCore(step_seconds=0.01)
+    count = body.get("n", 1)
     with live_server.serve(core, tokenizer_dir=folder) as (url, service):
         port = int(url.rpartition(":")[2])
-        body = json.dumps({"prompt": [5], "max_tokens": 250, "n": 2, "stream": stream}).encode()
+        data = json.dumps({**body, "stream": stream}).encode()
         with socket.create_connection(("127.0.0.1", port)) as client:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            client.sendall(head.encode() + body)
-            wait_until(lambda: service.engine.session.unfinished == 2)
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+            client.sendall(head.encode() + data)
+            wait_until(lambda: service.engine.session.unfinished == count)
         wait_until(lambda: service.engine.session.unfinished == 0)
-        assert len(core.cancelled) >= 2
+        assert len(core.cancelled) >= count
+        assert service.slot.current.users == 0
         text = httpx.get(url + "/metrics").text
-        assert 'request_success_total{finished_reason="cancelled",model_name="fake"} 2.0' in text
+        reason = 'finished_reason="cancelled",model_name="fake"'
+        assert f"request_success_total{{{reason}}} {float(count)}" in text
 
 
 def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder):
