@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from castiron.errors import RequestError
+
 from ..tokenizer import Tokenizer
 from .errors import ApiError
 from .parsers import AnswerStyle
@@ -17,7 +19,7 @@ from .tools import ToolUse
 #: What the template gets from the request's own fields, which chat_template_kwargs must not contradict.
 _OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-_ASKS_FOR_NONE = re.compile(r"\bis\s+(not\s+)?none\b")
+_ASKS_FOR_NONE = re.compile(r"(?<!_)content['\"\]]{0,2}\s+is\s+(not\s+)?none\b")
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,51 @@ def encode(tokenizer: Tokenizer, body: ChatBody, use: ToolUse | None, style: Ans
         options.setdefault("reasoning_effort", body.reasoning_effort)
     goes_on = bool(body.continue_final_message)
     begins = body.add_generation_prompt
-    text = tokenizer.render_chat(
-        [_prepared(i, message, style.template) for i, message in enumerate(body.messages)],
-        **{
-            **options,
-            "tools": None if use is None else use.tools,
-            "add_generation_prompt": not goes_on if begins is None else begins,
-            "continue_final_message": goes_on,
-        },
-    )
+    variables = {
+        **options,
+        "tools": None if use is None else use.tools,
+        "add_generation_prompt": not goes_on if begins is None else begins,
+        "continue_final_message": goes_on,
+    }
+    messages = [_prepared(i, message, style.template) for i, message in enumerate(body.messages)]
+    text = _rendered(tokenizer, messages, variables)
     return Prompt(tokenizer.encode(text, add_special_tokens=False), style.opens_reasoning(text))
 
 
-def _prepared(i: int, message: Mapping[str, Any], template: str) -> Mapping[str, Any]:
+def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    """The prompt's text. Templates do not agree on what arguments of calls are, objects or their text, nor on
+    the content of a message without any: where one way fails, the others are tried.
+    """
+    first: RequestError | None = None
+    for arguments_as_text in (False, True):
+        for other_content in (False, True):
+            try:
+                chat = [_in_another_way(m, arguments_as_text, other_content) for m in messages]
+                return tokenizer.render_chat(chat, **variables)
+            except RequestError as error:
+                if not any("tool_calls" in m for m in messages):
+                    raise
+                first = first or error
+    assert first is not None
+    raise first
+
+
+def _in_another_way(message: dict[str, Any], arguments_as_text: bool, other_content: bool) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    made = dict(message)
+    if other_content and not made.get("content"):
+        made["content"] = None if made.get("content") == "" else ""
+    if arguments_as_text:
+        calls = []
+        for call in made["tool_calls"]:
+            text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            calls.append({**call, "function": {**call["function"], "arguments": text}})
+        made["tool_calls"] = calls
+    return made
+
+
+def _prepared(i: int, message: Mapping[str, Any], template: str) -> dict[str, Any]:
     """A message as templates know it: arguments of calls are objects, reasoning has all its names."""
     made = dict(message)
     # OpenAI's newer name for what most templates know as the system's messages.

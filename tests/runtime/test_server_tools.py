@@ -109,9 +109,18 @@ def test_calls_and_results_go_through_the_template(saying, tools_folder):
             "{% for m in messages %}{{ m.role }}{{ ' calls;' if m.content is none }}{% endfor %}",
             "assistant calls;",
         ),
+        (
+            "{% for m in messages %}{{ m.role if m.content is none or 1 }}{{ m.content + ';' }}{% endfor %}",
+            "assistant;",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ 'say ' + c.function.arguments }}"
+            "{% endfor %}{% endfor %}",
+            "say {}",
+        ),
     ],
 )
-def test_a_call_without_content_suits_every_template(tmp_path, template, written):
+def test_a_call_suits_templates_of_every_opinion(tmp_path, template, written):
     folder = make_tokenizer.byte_level(tmp_path, chat_template=template)
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
     messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]

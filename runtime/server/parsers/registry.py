@@ -106,14 +106,15 @@ TOOL_STYLES: Mapping[str, ToolStyle] = {
         call_grammars.llama_json_calls,
         (llama.PYTHON_TAG,),
         ("<|python_tag|>", '"parameters": dictionary of argument name'),
+        but_not=("<function=",),
     ),
     "hermes": ToolStyle(
         HermesParser,
         call_grammars.hermes_calls,
         (hermes.OPEN, hermes.CLOSE),
         ("<tool_call>",),
-        # Forms of Qwen 3 Coder and GLM between the same markers
-        but_not=("<function=", "<arg_key>"),
+        # Forms of Qwen 3 Coder, GLM and MiniMax between the same markers
+        but_not=("<function=", "<arg_key>", "<invoke"),
     ),
 }
 REASONING_STYLES: Mapping[str, ReasoningStyle] = {
