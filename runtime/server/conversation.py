@@ -66,8 +66,8 @@ def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]], variables: d
     the content of a message without any: where one way fails, the others are tried.
     """
     first: RequestError | None = None
-    for arguments_as_text in (False, True):
-        for other_content in (False, True):
+    for other_content in (False, True):
+        for arguments_as_text in (False, True):
             try:
                 chat = [_in_another_way(m, arguments_as_text, other_content) for m in messages]
                 return tokenizer.render_chat(chat, **variables)

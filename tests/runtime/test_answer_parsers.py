@@ -232,6 +232,14 @@ CASES = [
     ),
     (
         ("openai", "openai"),
+        " to=functions.time<|channel|>commentary json<|message|>" + json.dumps(TIME) + "<|call|>",
+        "",
+        "",
+        [T],
+    ),
+    (("openai", "openai"), "to=functions is what I say", "to=functions is what I say", "", []),
+    (
+        ("openai", "openai"),
         "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>"
         + json.dumps(TIME)
         + "<|call|>",

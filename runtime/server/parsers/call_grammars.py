@@ -21,9 +21,8 @@ def hermes_calls(lark: Lark, functions: Sequence[Function], several: bool, templ
 
 
 def llama_json_calls(lark: Lark, functions: Sequence[Function], several: bool, template: str) -> str:
-    """``{"name": ..., "parameters": {...}}``."""
-    call = lark.any_of(_objects(lark, functions, "parameters"))
-    return lark.series(call, lark.text("; "), several)
+    """``{"name": ..., "parameters": {...}}``, one: Llama's templates take no answer with several."""
+    return lark.any_of(_objects(lark, functions, "parameters"))
 
 
 def mistral_calls(lark: Lark, functions: Sequence[Function], several: bool, template: str) -> str:

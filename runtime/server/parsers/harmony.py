@@ -11,7 +11,9 @@ from .reader import Reading
 
 CHANNEL, MESSAGE, START, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
+#: A recipient may stand behind the channel, or in its place right behind the prompt's role.
+TO_FUNCTIONS = "to=functions."
+_RECIPIENT = re.compile(re.escape(TO_FUNCTIONS) + r"([^\s<]+)")
 _MAX_HEAD = 256
 
 
@@ -23,7 +25,8 @@ class HarmonyParser(Parser):
         while (yield from text.peek()):
             text.mark()
             yield from text.blanks()
-            if (yield from text.take(START, CHANNEL)) is None:
+            begun = yield from text.take(START, CHANNEL, TO_FUNCTIONS)
+            if begun is None:
                 self._give_up()
                 yield from text.until(ENDS, self._say)
                 continue
@@ -32,7 +35,7 @@ class HarmonyParser(Parser):
                 self._give_up()
                 yield from text.until(ENDS, self._say)
                 continue
-            yield from self._message(head[0])
+            yield from self._message(begun + head[0])
 
     def _message(self, head: str) -> Reading[None]:
         text = self._text

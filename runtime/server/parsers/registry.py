@@ -113,8 +113,8 @@ TOOL_STYLES: Mapping[str, ToolStyle] = {
         call_grammars.hermes_calls,
         (hermes.OPEN, hermes.CLOSE),
         ("<tool_call>",),
-        # Forms of Qwen 3 Coder, GLM and MiniMax between the same markers
-        but_not=("<function=", "<arg_key>", "<invoke"),
+        # Forms of Qwen 3 Coder, GLM and MiniMax between the same markers, and Apriel's
+        but_not=("<function=", "<arg_key>", "<invoke", "<tool_calls>"),
     ),
 }
 REASONING_STYLES: Mapping[str, ReasoningStyle] = {
