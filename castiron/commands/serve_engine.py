@@ -86,7 +86,7 @@ def command(
     http: dict[str, Any],
     runtime: dict[str, Any],
 ) -> None:
-    """Serve ENGINE: /v1/models, /v1/completions, /v1/chat/completions, /health, /metrics.
+    """Serve ENGINE: OpenAI's completions, chat and responses, Anthropic's messages, /health, /metrics.
 
     SIGTERM finishes the running requests and ends with exit code 0; a second signal ends at once.
     """
