@@ -14,7 +14,7 @@ import click
 
 from castiron.errors import RequestError
 
-from .common import comma_lists, json_option, print_json, progress_bar
+from .common import FiniteRange, comma_lists, json_option, print_json, progress_bar
 from .many_values import ManyValuesCommand, pairs
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _json_object(_context: click.Context, _option: click.Parameter, given: str) 
 @click.option("--output-len", type=_positive, default=128, help="Tokens of each answer at most.")
 @click.option(
     "--random-range-ratio",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.0,
     help="Draw lengths from (1 - R) to (1 + R) times those.",
 )
@@ -116,7 +116,7 @@ def _json_object(_context: click.Context, _option: click.Parameter, given: str) 
 )
 @click.option(
     "--burstiness",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=1.0,
     help="Of the times between them: 1 is a Poisson process, less has bursts, more is more even.",
 )
@@ -125,9 +125,9 @@ def _json_object(_context: click.Context, _option: click.Parameter, given: str) 
 )
 @click.option("--ignore-eos", is_flag=True, help="Have every answer made as long as --output-len says.")
 @click.option("--extra-body", default="{}", callback=_json_object, help="JSON: more fields of every request.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=3600.0, help="Seconds a request.")
+@click.option("--timeout", type=FiniteRange(0, min_open=True), default=3600.0, help="Seconds a request.")
 @click.option(
-    "--ready-check-timeout-sec", type=click.FloatRange(0), default=0.0, help="Wait so long for the server."
+    "--ready-check-timeout-sec", type=FiniteRange(0), default=0.0, help="Wait so long for the server."
 )
 @click.option(
     "--goodput",

@@ -18,6 +18,17 @@ engine_argument = click.argument("engine", type=click.Path(), metavar="ENGINE")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 
 
+class FiniteRange(click.FloatRange):
+    """A range that "nan" is not in: click's lets it pass, because no comparison with it is true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; fails for what is none, not finite, or out of the range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number.", param, ctx)
+        return number
+
+
 def comma_lists(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """Callback of a repeatable option whose values may also be separated by commas."""
     return tuple(name.strip() for names in given for name in names.split(",") if name.strip())

@@ -45,7 +45,7 @@ def given_options(context: click.Context) -> list[str]:
     for parameter in context.command.params:
         name = parameter.name or ""
         source = _SOURCES.get(context.get_parameter_source(name) or ParameterSource.DEFAULT)
-        if source is None or isinstance(parameter, click.Argument):
+        if source is None or isinstance(parameter, click.Argument) or not parameter.expose_value:
             continue
         value = context.params.get(name)
         if isinstance(value, tuple):
@@ -67,6 +67,7 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
     context.default_map = {
         known[name].name or name: _as_click_takes_it(known[name], value, f"{path}: {name}")
         for name, value in content.items()
+        if value is not None  # left empty: not set
     }
 
 
@@ -87,10 +88,13 @@ def _as_click_takes_it(parameter: click.Parameter, value: Any, where: str) -> An
     if parameter.multiple:
         if isinstance(value, dict):  # lora_modules: {sql: ./sql-adapter}
             value = [f"{name}={item}" for name, item in value.items()]
-        return value if isinstance(value, list) else [value]
+        values = value if isinstance(value, list) else [value]
+        if any(item is None or isinstance(item, list | dict) for item in values):
+            raise click.UsageError(f"{where} is {str(value)[:80]}; expected a list of values")
+        return values
     if isinstance(value, list | dict):
         raise click.UsageError(f"{where} is a {type(value).__name__}; expected one value")
     flag = isinstance(parameter, click.Option) and parameter.is_flag
-    if flag != isinstance(value, bool) and value is not None:
+    if flag != isinstance(value, bool):
         raise click.UsageError(f"{where} is {value!r}; expected {'true or false' if flag else 'a value'}")
     return value

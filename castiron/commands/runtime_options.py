@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from .common import FiniteRange
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NAMES = (
@@ -81,7 +83,7 @@ def runtime_options(function: _Function) -> _Function:
             click.option("--kv-cache-memory", help="KV cache in bytes, or with a unit: 2GiB."),
             click.option(
                 "--kv-cache-fraction",
-                type=click.FloatRange(0, 1, min_open=True),
+                type=FiniteRange(0, 1, min_open=True),
                 show_default="0.9",
                 help="KV cache as a part of the GPU's memory that is left.",
             ),
@@ -130,7 +132,7 @@ def runtime_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--watchdog-timeout",
-                type=click.FloatRange(0, 1e6),
+                type=FiniteRange(0, 1e6),
                 default=600.0,
                 help="Seconds after which a step on the device has hung: requests fail. 0 = never.",
             ),

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from castiron.errors import EngineError
+
 from .common import engine_argument
 from .config_file import configurable, given_options
 from .replicas import check_replicas, replica_options, serve_several
@@ -108,6 +110,10 @@ def command(
     configure_logging(http["log_level"], http["log_format"])
     runtime |= {"max_queue_size": max_queue_size, "max_queued_tokens": max_queued_tokens}
     options = RuntimeOptions(**runtime)
+    if allow_runtime_lora_updating and not options.wants_lora:
+        raise EngineError(
+            "--allow-runtime-lora-updating needs an engine that takes adapters; add --enable-lora"
+        )
     config = partial(
         ServerConfig,
         use_generation_config=generation_config == "auto",

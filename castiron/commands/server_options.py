@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .common import comma_lists
+from .common import FiniteRange, comma_lists
 
 if TYPE_CHECKING:
     from castiron.runtime.server.front import FrontConfig
@@ -47,7 +47,7 @@ _OPTIONS = (
     click.option("--allow-credentials", is_flag=True, help="Those may send cookies."),
     click.option(
         "--request-read-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(0, 1e6, min_open=True),
         default=60.0,
         help="Seconds that a client has to send a whole request.",
     ),
@@ -59,7 +59,7 @@ _OPTIONS = (
     ),
     click.option(
         "--shutdown-timeout",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(0, 1e6),
         default=30.0,
         help="Seconds to finish after SIGTERM.",
     ),

@@ -33,8 +33,11 @@ def read_mapping(path: str | Path, what: str) -> dict[str, Any]:
         raise EngineError(f"{what} cannot be read from {path}: {e}") from None
     if found is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise EngineError(f"{path} ({what}) holds a {type(found).__name__}; expected names with values")
+    if not isinstance(found, dict):
+        raise EngineError(f"{path} ({what}) holds {str(found)[:80]!r}; expected names with values")
+    for key in found:
+        if not isinstance(key, str):
+            raise EngineError(f"{path} ({what}) has the name {key!r}, which is no text; expected names")
     return found
 
 

@@ -91,6 +91,11 @@ def test_every_kind_of_option_can_stand_in_a_file_in_yaml_and_in_json(resolve):
         ("disable_access_log: 1", "true or false"),
         ("port: many", "'many' is not a valid"),
         ("- port", "expected names with values"),
+        ("1: port", "1, which is no text"),
+        ("api_key: [[sk-in-a-list]]", "expected a list of values"),
+        ("allowed_origins: [null]", "expected a list of values"),
+        ("shutdown_timeout: .nan", "no finite number"),
+        ("request_read_timeout: .inf", "not in the range"),
         ("port: {", "cannot be read"),
         ("scheduling_policy: fastest", "fastest"),
     ],
@@ -99,6 +104,13 @@ def test_what_makes_no_sense_in_a_file_is_refused(resolve, file, says):
     found, message = resolve("E", file=file)
     assert found is None
     assert says in message
+
+
+def test_a_name_left_empty_in_a_file_is_not_set(resolve):
+    found, message = resolve("E", file="host:\nport: null\napi_key:\ndisable_page:\n")
+    assert found is not None, message
+    assert (found["host"], found["port"], found["api_key"]) == ("127.0.0.1", 8000, ())
+    assert (found["disable_page"], found["given"]) == (False, [])
 
 
 def test_keys_come_from_a_variable_between_spaces(resolve):

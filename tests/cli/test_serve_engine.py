@@ -118,6 +118,12 @@ def test_a_bad_generation_config_is_refused_at_the_start(monkeypatch):
     assert "--generation-config none" in result.stderr
 
 
+def test_clients_may_change_adapters_only_where_the_engine_takes_some():
+    result = CliRunner().invoke(main, ["serve-engine", "E", "--allow-runtime-lora-updating"])
+    assert result.exit_code == 1
+    assert "add --enable-lora" in result.stderr
+
+
 def test_no_engine_is_an_error_line(tmp_path):
     result = CliRunner().invoke(main, ["serve-engine", str(tmp_path)])
     assert result.exit_code == 1
