@@ -150,6 +150,8 @@ def _text_of_part(part: Any) -> str:
     ):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind in _TEXT_PARTS:
+        raise RequestError(f"a message holds a part of type {kind!r} that has no text 'text'")
     raise RequestError(f"a message holds a part of type {kind!r}; this engine takes text parts only")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from .errors import ApiError
 from .streaming import read_body
 
 _Body = TypeVar("_Body", bound=BaseModel)
+#: How pydantic names the types that a field may have, in the place of an error.
+_BRANCH = re.compile(r"str|int|float|bool|(list|dict|literal)\[.*")
 
 
 async def parse(request: Request, schema: type[_Body], limit: int) -> _Body:
@@ -41,7 +44,7 @@ def _refusal(error: ValidationError) -> ApiError:
 
 
 def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
-    first = errors[0]
+    first = _nearest(errors)
     if first["type"] == "json_invalid":
         return f"the body is not valid JSON: {first['msg']}", None
     place = [str(p) for p in first["loc"]]
@@ -52,3 +55,22 @@ def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
         "" if first["type"] == "missing" else f", found {shown if len(shown) < 80 else shown[:77] + '...'}"
     )
     return f"{'.'.join(place)[:200]}: {first['msg']}{found}", place[0][:200]
+
+
+def _nearest(errors: Sequence[Any]) -> Any:
+    """The fault to tell: of a field that may have several types, of that which the value comes nearest to."""
+    first = errors[0]
+    branches: dict[str, Any] = {}
+    for error in errors:
+        place = error["loc"]
+        if place[:1] == first["loc"][:1] and len(place) > 1 and _BRANCH.fullmatch(str(place[1])):
+            branches.setdefault(place[1], error)
+    if len(branches) < 2:
+        return first
+    mismatches = ("_type", "literal_error")
+    near = [e for e in branches.values() if len(e["loc"]) > 2 or not e["type"].endswith(mismatches)]
+    if near:  # the faulty item that comes last: so far the list was of that type
+        found = max(near, key=lambda e: e["loc"][2] if isinstance(e["loc"][-1], int) else 0)
+        return {**found, "loc": (found["loc"][0], *found["loc"][2:])}
+    wanted = dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in branches.values())
+    return {**first, "loc": first["loc"][:1], "msg": f"Input should be {' or '.join(wanted)}"}

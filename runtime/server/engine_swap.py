@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -23,7 +24,7 @@ class SwapBody(BaseModel):
     """Which engine, from which folder of the server."""
 
     model_config = ConfigDict(extra="ignore")
-    engine: StrictStr
+    engine: Annotated[StrictStr, Field(min_length=1)]
 
 
 async def swap_engine(service: Service, request: Request) -> Response:

@@ -73,8 +73,11 @@ async def detokenize(service: Service, request: Request) -> Response:
     session = service.engine.session
 
     def text() -> str:
-        ids = session.token_ids(body.tokens) if body.tokens else []
-        return session.need_tokenizer().decode(ids, skip_special_tokens=False)
+        size = session.info.vocab_size
+        for token in body.tokens:
+            if not 0 <= token < size:
+                raise ApiError(400, f"tokens holds {str(token)[:40]}; expected 0 to {size - 1}", "tokens")
+        return session.need_tokenizer().decode(body.tokens, skip_special_tokens=False)
 
     return JSONResponse({"prompt": await service.off_loop(text)})
 

@@ -141,6 +141,8 @@ BAD = [
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, 400, "other"),
     ({"output_config": {"effort": "x" * 99}}, 400, "reasoning_effort"),
     ({"model": "other"}, 404, "other"),
+    ({"stop_sequences": [""]}, 400, "stop_sequences.0"),
+    ({"stop_sequences": ["a"] * 65}, 400, "stop_sequences"),
     ({"max_tokens": 100_000}, 400, "maximum context length is 2048 tokens"),
 ]
 

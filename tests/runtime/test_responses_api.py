@@ -118,6 +118,9 @@ BAD = [
     ({"background": True, "stream": True}, "background"),
     ({"reasoning": {"effort": "x" * 99}}, "reasoning_effort"),
     ({"metadata": {"a": 1}}, "metadata"),
+    ({"max_output_tokens": 10**30}, "max_output_tokens"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
 ]
 
 
@@ -135,6 +138,23 @@ def test_bad_requests_are_refused_by_name(idle, body, param):
         idle[0] + "/v1/responses", json={"input": "Hello", "max_output_tokens": 1, **body}, timeout=20
     )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (5, "input: Input should be a valid string or a valid array, found 5"),
+        ([], "input: List should have at least 1 item"),
+        ([{"role": "user", "content": "x"}, 5], "input.1: Input should be an object, found 5"),
+        ([{"type": "reasoning"}], "input holds reasoning alone"),
+        ([{"role": "user", "content": [{"type": "input_text"}]}], "'input_text' that has no text 'text'"),
+    ],
+)
+def test_a_bad_input_is_told_where_it_is_wrong(idle, given, says):
+    answer = httpx.post(idle[0] + "/v1/responses", json={"input": given}, timeout=20)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "input"), answer.text
+    assert says in error["message"]
 
 
 def test_unknown_responses_are_404(idle):

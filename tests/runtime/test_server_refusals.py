@@ -101,6 +101,24 @@ def test_bad_chats_get_their_status(server, body, status):
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (5, "prompt: Input should be a valid string or a valid array, found 5"),
+        ([1, "a"], "prompt.1: Input should be a valid integer, found 'a'"),
+        ([[1], [2, None]], "prompt.1.1: Input should be a valid integer, found None"),
+    ],
+)
+def test_of_several_types_that_a_field_may_have_the_nearest_is_told(server, prompt, says):
+    assert post(server, "/v1/completions", prompt=prompt).json()["error"]["message"] == says
+
+
+def test_a_text_part_without_a_text_is_not_called_a_part_of_another_type(server):
+    messages = [{"role": "user", "content": [{"type": "text", "text": 5}]}]
+    message = post(server, "/v1/chat/completions", messages=messages).json()["error"]["message"]
+    assert "type 'text' that has no text 'text'" in message
+
+
 @pytest.mark.parametrize("count", [-1, 101])
 def test_alternatives_of_a_chat_out_of_range_are_refused_by_their_own_name(server, count):
     answer = post(server, "/v1/chat/completions", messages=USER, logprobs=True, top_logprobs=count)

@@ -55,6 +55,13 @@ def test_bad_requests_are_refused(server, path, body, status):
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("token", [-1, 10**30])
+def test_a_token_outside_the_vocabulary_is_told_by_the_clients_own_name(server, token):
+    error = post(server, "/detokenize", tokens=[5, token]).json()["error"]
+    assert error["param"] == "tokens"
+    assert error["message"].startswith(f"tokens holds {token}; expected 0 to ")
+
+
 def test_the_tokenizers_configuration_is_shown_to_those_who_were_asked(server, folder):
     assert httpx.get(server[0] + "/tokenizer_info").status_code == 404
     with live_server.serve(tokenizer_dir=folder, config={"tokenizer_info": True}) as open_server:

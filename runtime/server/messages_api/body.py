@@ -57,7 +57,9 @@ class MessagesBody(CountBody):
     """POST /v1/messages."""
 
     max_tokens: Annotated[StrictInt, Field(ge=1)]
-    stop_sequences: list[StrictStr] | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(max_length=64)] | None
+    ) = None
     stream: StrictBool | None = None
     temperature: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=0)] | None = None

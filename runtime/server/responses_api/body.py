@@ -40,7 +40,7 @@ class ResponsesBody(_Body):
     model: StrictStr | None = None
     input: StrictStr | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: StrictStr | None = None
-    max_output_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[StrictInt, Field(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[StrictInt, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, StrictStr], Field(max_length=16)] | None = None
     parallel_tool_calls: StrictBool | None = None
@@ -64,3 +64,5 @@ class ResponsesBody(_Body):
     frequency_penalty: Number | None = None
     cache_salt: StrictStr | None = None
     priority: StrictInt | None = None
+    conversation: Any = None
+    prompt: Any = None

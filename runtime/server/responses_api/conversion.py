@@ -83,6 +83,8 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str,
         else:
             raise ApiError(400, f"input[{i}] is of type {str(kind)[:80]!r}, which is not supported", "input")
         thought = None
+    if not found:
+        raise ApiError(400, "input holds reasoning alone; expected a message, or what a call gave", "input")
     return found
 
 
@@ -107,7 +109,11 @@ def _parts(i: int, parts: Any, kinds: tuple[str, ...]) -> str:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else part
         name = "refusal" if kind == "refusal" else "text"
-        if kind not in (*kinds, "refusal") or not isinstance(part.get(name), str):
+        if kind in (*kinds, "refusal") and not isinstance(part.get(name), str):
+            raise ApiError(
+                400, f"input[{i}] holds a part of type {kind!r} that has no text {name!r}", "input"
+            )
+        if kind not in (*kinds, "refusal"):
             raise ApiError(
                 400,
                 f"input[{i}] holds a part of type {str(kind)[:80]!r}; expected {', '.join(kinds)}",

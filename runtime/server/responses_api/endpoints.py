@@ -35,6 +35,9 @@ class Responses:
             raise ApiError(
                 400, "a response in the background cannot be streamed; fetch it by its id", "background"
             )
+        for name in ("conversation", "prompt"):
+            if getattr(body, name) is not None:  # to ignore it would answer something else
+                raise ApiError(400, f"{name} is not supported; send input, or previous_response_id", name)
         items = input_items(body)
         if body.previous_response_id is not None:
             items = [*self._previous(body.previous_response_id), *items]
