@@ -202,6 +202,22 @@ def test_the_kv_cache_can_be_given_in_bytes(engine):
         ModelRunner.from_dir(engine, kv_cache_memory="1MiB", kv_cache_blocks=3)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"watchdog_timeout": "x"}, "watchdog_timeout is 'x'"),
+        ({"watchdog_timeout": None}, "watchdog_timeout is None"),
+        ({"watchdog_timeout": float("nan")}, "watchdog_timeout is nan"),
+        ({"watchdog_timeout": True}, "watchdog_timeout is True"),
+        ({"kv_cache_fraction": "half"}, "kv_cache_fraction is 'half'"),
+        ({"speculative_decoding": "draft", "draft_engine": 5}, "draft_engine is 5"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused_with_what_was_expected(engine, options, says):
+    with pytest.raises(EngineError, match=says):
+        ModelRunner.from_dir(engine, num_threads=1, **options)
+
+
 def test_no_engine_is_a_clear_error(tmp_path):
     with pytest.raises(EngineError, match="castiron build"):
         ModelRunner.from_dir(tmp_path)
