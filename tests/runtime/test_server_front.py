@@ -146,7 +146,7 @@ def test_a_key_file_gives_names_and_limits(tmp_path):
     ("text", "says"),
     [
         ("", "no keys"),
-        ("[1]", "list"),
+        ("[1]", "expected names with values"),
         ("keys: [", "cannot be read"),
         ("kees: []", "did you mean keys"),
         ("keys: [a]", "entry 1"),
