@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -15,6 +16,8 @@ _SOURCES = {
 }
 #: Shown as set, never with their value.
 _SECRET = ("api_key",)
+#: Left empty, as a secret that was not mounted leaves them, they would let everybody in.
+_NEVER_EMPTY = ("api_key", "api_key_file")
 
 
 def configurable(command: click.Command) -> click.Command:
@@ -55,6 +58,9 @@ def given_options(context: click.Context) -> list[str]:
 
 
 def _read(context: click.Context, _option: click.Parameter, path: str | None) -> None:
+    for name in _NEVER_EMPTY:
+        variable = f"{_PREFIX}_{name.upper()}"
+        _refuse_empty(name, os.environ.get(variable, "not set").strip(), variable)
     if path is None:
         return
     from castiron.runtime.server.yaml_file import read_mapping, refuse_unknown
@@ -64,11 +70,18 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
         name.replace("-", "_"): value for name, value in read_mapping(path, "the configuration").items()
     }
     refuse_unknown(content, known, path)
+    for name, value in content.items():
+        _refuse_empty(name, value, f"{path}: {name}")
     context.default_map = {
         known[name].name or name: _as_click_takes_it(known[name], value, f"{path}: {name}")
         for name, value in content.items()
         if value is not None  # left empty: not set
     }
+
+
+def _refuse_empty(name: str, value: Any, where: str) -> None:
+    if name in _NEVER_EMPTY and value in (None, "", []):
+        raise click.UsageError(f"{where} is empty; give a value, or take it out to let every client in")
 
 
 def _parameters(command: click.Command) -> dict[str, click.Parameter]:

@@ -107,9 +107,9 @@ def test_what_makes_no_sense_in_a_file_is_refused(resolve, file, says):
 
 
 def test_a_name_left_empty_in_a_file_is_not_set(resolve):
-    found, message = resolve("E", file="host:\nport: null\napi_key:\ndisable_page:\n")
+    found, message = resolve("E", file="host:\nport: null\nallowed_origins:\ndisable_page:\n")
     assert found is not None, message
-    assert (found["host"], found["port"], found["api_key"]) == ("127.0.0.1", 8000, ())
+    assert (found["host"], found["port"], found["allowed_origins"]) == ("127.0.0.1", 8000, ())
     assert (found["disable_page"], found["given"]) == (False, [])
 
 
@@ -117,6 +117,22 @@ def test_keys_come_from_a_variable_between_spaces(resolve):
     found, _ = resolve("E", env={"CASTIRON_API_KEY": "sk-first-key sk-second-key"})
     assert found["api_key"] == ("sk-first-key", "sk-second-key")
     assert found["given"] == ["api_key=*** (environment)"]
+
+
+@pytest.mark.parametrize(
+    ("env", "file"),
+    [
+        ({"CASTIRON_API_KEY": ""}, None),
+        ({"CASTIRON_API_KEY_FILE": " "}, None),
+        ({}, "api_key:"),
+        ({}, "api-key: []"),
+        ({}, "api_key_file: ''"),
+    ],
+)
+def test_keys_left_empty_do_not_let_everybody_in(resolve, env, file):
+    found, message = resolve("E", env=env, file=file)
+    assert found is None
+    assert "is empty" in message
 
 
 def test_help_names_the_variable_of_every_option():
