@@ -103,7 +103,9 @@ def _as_click_takes_it(parameter: click.Parameter, value: Any, where: str) -> An
             value = [f"{name}={item}" for name, item in value.items()]
         values = value if isinstance(value, list) else [value]
         if any(item is None or isinstance(item, list | dict) for item in values):
-            raise click.UsageError(f"{where} is {str(value)[:80]}; expected a list of values")
+            raise click.UsageError(
+                f"{where} holds an item that is no single value; expected a list of values"
+            )
         return values
     if isinstance(value, list | dict):
         raise click.UsageError(f"{where} is a {type(value).__name__}; expected one value")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from castiron.errors import EngineError
 
 from .common import FiniteRange, comma_lists
 
@@ -129,6 +132,11 @@ def front_of(http: dict[str, Any]) -> FrontConfig:
     )
     cross_origin.check()
     endpoint = http["otlp_traces_endpoint"]
+    if endpoint is not None and not re.match(r"https?://[^/]", endpoint):
+        raise EngineError(
+            f"--otlp-traces-endpoint is {endpoint[:200]!r}; expected an address such as "
+            "http://HOST:4318/v1/traces"
+        )
     return FrontConfig(
         ApiKeys(keys),
         cross_origin,

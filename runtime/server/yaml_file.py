@@ -34,7 +34,7 @@ def read_mapping(path: str | Path, what: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise EngineError(f"{path} ({what}) holds {str(found)[:80]!r}; expected names with values")
+        raise EngineError(f"{path} ({what}) is of type {type(found).__name__}; expected names with values")
     for key in found:
         if not isinstance(key, str):
             raise EngineError(f"{path} ({what}) has the name {key!r}, which is no text; expected names")

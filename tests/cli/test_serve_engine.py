@@ -118,6 +118,13 @@ def test_a_bad_generation_config_is_refused_at_the_start(monkeypatch):
     assert "--generation-config none" in result.stderr
 
 
+@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://collector", "http://", "http:///v1/traces"])
+def test_an_address_for_traces_that_is_none_is_refused_at_the_start(endpoint):
+    result = CliRunner().invoke(main, ["serve-engine", "E", "--otlp-traces-endpoint", endpoint])
+    assert result.exit_code == 1
+    assert "expected an address such as" in result.stderr
+
+
 def test_clients_may_change_adapters_only_where_the_engine_takes_some():
     result = CliRunner().invoke(main, ["serve-engine", "E", "--allow-runtime-lora-updating"])
     assert result.exit_code == 1

@@ -262,3 +262,22 @@ def test_text_log_lines_cannot_be_forged_by_clients(capsys):
 
 def test_post_without_keys_needs_none(server):
     assert post(server, "/v1/completions", prompt=[5], max_tokens=1).status_code == 200
+
+
+def test_a_stored_response_is_there_for_the_key_alone_that_it_was_made_with(tools_folder):
+    other = {"x-api-key": "sk-other-0123456789"}
+    front = FrontConfig(ApiKeys([ApiKey("team", KEY), ApiKey("other", other["x-api-key"])]))
+    with live_server.serve(tokenizer_dir=tools_folder, front=front, max_seq_len=2048) as server:
+        url = server[0] + "/v1/responses"
+        ask = {"input": "secret", "max_output_tokens": 1}
+        made = httpx.post(url, json=ask, headers=BEARER, timeout=20).json()["id"]
+        goes_on = {**ask, "previous_response_id": made}
+        for method, path, body in (
+            *(("GET", "", None), ("POST", "/cancel", None), ("DELETE", "", None)),
+            ("POST", None, goes_on),
+        ):
+            where = url if path is None else f"{url}/{made}{path}"
+            answer = httpx.request(method, where, json=body, headers=other, timeout=20)
+            assert answer.status_code == 404, (method, path, answer.text)
+        assert httpx.post(url, json=goes_on, headers=BEARER, timeout=20).status_code == 200
+        assert httpx.get(f"{url}/{made}", headers=BEARER).status_code == 200

@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ApiError
+from ..request_context import current
 
 _MOST, _MOST_BYTES = 1024, 64 << 20
+
+
+def _key_name() -> str | None:
+    """Whose request the current task answers; None where the server has no keys."""
+    request = current.get()
+    return None if request is None or request.key is None else request.key.name
 
 
 @dataclass(eq=False)
@@ -22,12 +29,14 @@ class Stored:
         items: input of the conversation so far, without this response's output.
         task: works at it in the background; None = it has ended.
         size: bytes of the two as JSON, about.
+        key_name: of the API key that it was made with; there is none for other keys.
     """
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
     task: asyncio.Task[None] | None = None
     size: int = field(default=0)
+    key_name: str | None = field(default_factory=_key_name)
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
@@ -58,7 +67,7 @@ class ResponseStore:
     def get(self, name: str, param: str | None = None) -> Stored:
         """A response by its id; ApiError 404 where there is none, or no more."""
         found = self._found.get(name)
-        if found is None:
+        if found is None or found.key_name != _key_name():
             raise ApiError(
                 404,
                 f"there is no response {name[:80]!r}: responses are kept in memory, the last {_MOST}, unless "
