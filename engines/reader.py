@@ -181,6 +181,10 @@ def open_engine(path: str | os.PathLike[str], *, every_program: bool = True) -> 
 
     Raises EngineError, and nothing else, whatever the folder holds.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise EngineError(
+            f"the engine's folder is {path!r}; expected a path: the folder that castiron build wrote"
+        )
     folder = Path(path)
     where = str(folder)
     # os.path.isdir answers False where Path.is_dir raises: a forbidden parent, a name too long.

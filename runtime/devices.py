@@ -58,7 +58,7 @@ def choose_device(engine: Engine, device: str, probe: Mapping[str, Any]) -> Devi
 
     Raises EngineError that lists what the engine holds and what the machine has.
     """
-    wanted = re.fullmatch(r"auto|host|cuda(?::(\d{1,3}))?", device)
+    wanted = re.fullmatch(r"auto|host|cuda(?::(\d{1,3}))?", device) if isinstance(device, str) else None
     if wanted is None:
         raise EngineError(f"device is {device!r}; expected auto, host, cuda, or cuda:INDEX")
     if device == "host":

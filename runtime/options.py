@@ -120,6 +120,11 @@ class RuntimeOptions:
             least = 0 if name == "max_queue_size" else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise EngineError(f"{name} is {value!r}; expected an integer of at least {least}")
+        for name in ("trust_plugins", "enable_prefix_caching", "enable_lora"):
+            if not isinstance(getattr(self, name), bool):  # "no" would mean yes
+                raise EngineError(f"{name} is {getattr(self, name)!r}; expected True or False")
+        if self.cuda_graphs not in (None, True, False):
+            raise EngineError(f"cuda_graphs is {self.cuda_graphs!r}; expected True, False or None")
         if not isinstance(self.lora_modules, Mapping):
             raise EngineError(f"lora_modules is {self.lora_modules!r}; expected folders by names of adapters")
         for name, known in (

@@ -4,7 +4,7 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from castiron.engines import open_engine
@@ -74,6 +74,9 @@ def test_a_folder_that_is_no_engine_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "not a castiron engine")
     with pytest.raises(EngineError, match="not a folder"):
         open_engine("nul\0byte")
+    for no_path in (None, 5, b"engine"):
+        with pytest.raises(EngineError, match="expected a path"):
+            open_engine(cast(Any, no_path))
 
 
 @pytest.mark.parametrize("name", ["config.json", "rank0.engine", "rank0.safetensors"])

@@ -104,8 +104,8 @@ def test_an_index_beyond_the_gpus_is_refused() -> None:
         choose_device(engine("sm_90"), "cuda:3", probe(90))
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "", "HOST"])
-def test_an_unknown_device_is_refused(device: str) -> None:
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "", "HOST", None, 0])
+def test_an_unknown_device_is_refused(device: Any) -> None:
     with pytest.raises(EngineError, match="expected auto, host, cuda"):
         choose_device(engine("host"), device, NO_DRIVER)
 

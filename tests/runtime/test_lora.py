@@ -349,6 +349,15 @@ def test_limits_of_adapters_are_refused_where_there_are_to_be_none(engine_folder
     RuntimeOptions(enable_lora=True).check(engine)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("enable_lora", "no"), ("trust_plugins", "no"), ("trust_plugins", 1), ("cuda_graphs", "off")],
+)
+def test_a_switch_is_true_or_false_and_no_text_that_counts_as_true(engine_folder, name, value):
+    with pytest.raises(EngineError, match=rf"{name} is {value!r}; expected True"):
+        RuntimeOptions(**{name: value}).check(open_engine(engine_folder))
+
+
 def test_clients_change_adapters_only_where_the_server_allows_it(tmp_path):
     with live_server.serve() as (url, _):
         answer = post(url, "/v1/load_lora_adapter", lora_name="a", lora_path=str(tmp_path))
