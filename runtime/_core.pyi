@@ -206,7 +206,8 @@ class Engine:
             tensors: for each weight (byte offset in the file, bytes).
             draft: the model that guesses tokens: program (for host), weights_path, tensors.
             options: num_threads, kv_cache_blocks, max_batch_size, max_num_tokens, max_queue_size, vocab_limit
-                (ids from it on are never sampled), kernel_images ({entry of rank0.engine: bytes}); on host
+                (ids from it on are never sampled), host_tier_bytes (for evicted blocks; 0: none),
+                kernel_images ({entry of rank0.engine: bytes}); on host
                 huge_pages (bool), isa (str), max_lora_rank (0: no adapters); on CUDA device_index (0),
                 cuda_graphs (True), kv_cache_fraction (0.9 of the memory that is free after all else is
                 reserved); max_loras (different adapters running at a time; 0: none). None or absent: chosen.

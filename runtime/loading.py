@@ -71,6 +71,7 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
         "max_num_tokens": options.max_num_tokens,
         "kv_cache_blocks": _kv_cache_blocks(options, program),
         "max_queued_tokens": options.max_queued_tokens,
+        "host_tier_bytes": _host_tier_bytes(options),
         "prefix_caching": options.enable_prefix_caching,
         "scheduling_policy": options.scheduling_policy,
         "capacity_scheduler_policy": options.capacity_scheduler_policy,
@@ -249,6 +250,15 @@ def _kv_cache_blocks(options: RuntimeOptions, program: Program) -> int | None:
     if size < each:
         raise EngineError(f"kv_cache_memory is {size} bytes; one block of {BLOCK_TOKENS} tokens takes {each}")
     return size // each
+
+
+def _host_tier_bytes(options: RuntimeOptions) -> int | None:
+    if options.kv_cache_host_tier is None:
+        return None
+    size = parse_bytes(options.kv_cache_host_tier)
+    if size <= 0:
+        raise EngineError(f"kv_cache_host_tier is {size} bytes; expected at least a block, or leave it out")
+    return size
 
 
 def import_core() -> Any:

@@ -51,6 +51,9 @@ class RuntimeOptions:
         kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
         kv_cache_fraction: part of the GPU's memory left after weights and activations that the KV cache
             takes where its size is not given otherwise; default 0.9.
+        kv_cache_host_tier: memory of this machine, in bytes or as text such as ``"8GiB"``, for blocks that
+            the prefix cache has no more room for; they are copied back when a prompt wants them. None = no
+            such memory: they are gone, and computed again.
         max_queue_size: requests that may wait; more are refused. None = no bound.
         max_queued_tokens: tokens of the prompts that may wait; None = no bound. One prompt may always wait.
         enable_prefix_caching: keep the keys and values of finished prompts as long as there is room, and use
@@ -86,6 +89,7 @@ class RuntimeOptions:
     kv_cache_blocks: int | None = None
     kv_cache_memory: int | str | None = None
     kv_cache_fraction: float | None = None
+    kv_cache_host_tier: int | str | None = None
     max_queue_size: int | None = None
     max_queued_tokens: int | None = None
     enable_prefix_caching: bool = True
@@ -179,6 +183,11 @@ class RuntimeOptions:
         if self.kv_cache_blocks is not None and self.kv_cache_memory is not None:
             raise EngineError(
                 "kv_cache_blocks and kv_cache_memory both set the size of the KV cache; give one of them"
+            )
+        if self.kv_cache_host_tier is not None and not self.enable_prefix_caching:
+            raise EngineError(
+                f"kv_cache_host_tier is {self.kv_cache_host_tier!r} and enable_prefix_caching is off; it "
+                "keeps what the prefix cache gives up: leave one of them out"
             )
         part = self.kv_cache_fraction
         if part is not None and not (_is_number(part) and 0 < part <= 1):

@@ -14,7 +14,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NAMES = (
     *("device", "trust_plugins", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
-    *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
+    *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction", "kv_cache_host_tier"),
     *("enable_prefix_caching", "scheduling_policy", "capacity_scheduler_policy"),
     *("watchdog_timeout", "speculative_decoding", "num_speculative_tokens", "draft_engine"),
     *("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
@@ -86,6 +86,12 @@ def runtime_options(function: _Function) -> _Function:
                 type=FiniteRange(0, 1, min_open=True),
                 show_default="0.9",
                 help="KV cache as a part of the GPU's memory that is left.",
+            ),
+            click.option(
+                "--kv-cache-host-tier",
+                metavar="SIZE",
+                show_default="none",
+                help="Memory of this machine for cached prefixes that the KV cache has no room for: 8GiB.",
             ),
             click.option(
                 "--enable-prefix-caching/--no-enable-prefix-caching",

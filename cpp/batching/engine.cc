@@ -40,6 +40,11 @@ EngineOptions checked(const EngineOptions& options) {
         throw std::invalid_argument("max_loras is " + std::to_string(options.max_loras) +
                                     "; expected 1 or more, or 0 for no adapters");
     }
+    if (options.host_tier_bytes > 0 && !options.prefix_caching) {
+        throw std::invalid_argument(
+            "kv_cache_host_tier keeps what the prefix cache gives up, and prefix caching is off; leave out "
+            "one");
+    }
     if (!(options.watchdog_seconds >= 0 && options.watchdog_seconds <= 1e6)) {
         throw std::invalid_argument("watchdog_timeout is " + std::to_string(options.watchdog_seconds) +
                                     "; expected 0 (off) to 1000000 seconds");
@@ -58,6 +63,25 @@ PoolSize choose_pool(const Device& device, const Limits& built, const SchedulerL
     return choose_pool_size(blocks, effective, device.kv_block_bytes(), budget.available, budget.by_default);
 }
 
+// Room for whole blocks in host_tier_bytes of this machine's memory; none for 0.
+std::unique_ptr<HostTier> make_tier(Device& device, BlockPool& pool, uint64_t bytes) {
+    if (bytes == 0) return nullptr;
+    const uint64_t block = device.kv_block_bytes(), available = available_memory();
+    if (bytes < block) {
+        throw std::invalid_argument("kv_cache_host_tier is " + std::to_string(bytes) +
+                                    " bytes; one block takes " + std::to_string(block));
+    }
+    if (bytes > available) {
+        throw std::invalid_argument("kv_cache_host_tier is " + std::to_string(bytes >> 20) + " MiB; " +
+                                    std::to_string(available >> 20) + " MiB are available");
+    }
+    const auto slots = static_cast<int>(std::min<uint64_t>(bytes / block, uint64_t{1} << 30));
+    std::byte* memory = device.reserve_host_blocks(static_cast<uint64_t>(slots) * block);
+    auto tier = std::make_unique<HostTier>(memory, slots, block);
+    pool.use_tier(tier.get());
+    return tier;
+}
+
 uint64_t draw_entropy() {
     std::random_device source;
     return (uint64_t{source()} << 32) | source();
@@ -74,9 +98,11 @@ Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_s
       device_(std::move(device)),
       pool_size_(choose_pool(*device_, limits, limits_, options.kv_cache_blocks)),
       pool_(pool_size_.blocks),
+      tier_(make_tier(*device_, pool_, options_.host_tier_bytes)),
       drafter_(std::move(drafter)),
       scheduler_(limits_, pool_, options_.capacity, static_cast<size_t>(options_.max_queue_size)),
-      runner_(*device_, limits_, vocab_size, within("vocab_limit", options.vocab_limit, vocab_size)) {
+      runner_(*device_, limits_, vocab_size, within("vocab_limit", options.vocab_limit, vocab_size),
+              tier_.get()) {
     device_->reserve_kv(pool_size_.blocks);
     touched_.reserve(static_cast<size_t>(limits_.max_batch_size));
     inbox_.reserve(static_cast<size_t>(options_.max_queue_size));

@@ -42,8 +42,9 @@ struct EngineOptions {
     bool prefix_caching = true;     // use the keys and values of a prompt's beginning if they are there
     SchedulingPolicy scheduling = SchedulingPolicy::kFcfs;
     CapacityPolicy capacity = CapacityPolicy::kGuaranteedNoEvict;
-    int max_loras = 0;            // different adapters running at a time; 0: the engine takes none
-    double watchdog_seconds = 0;  // a step that is longer on the device has hung; 0: no such limit
+    int max_loras = 0;             // different adapters running at a time; 0: the engine takes none
+    uint64_t host_tier_bytes = 0;  // for blocks that the pool gives up; 0: they are gone
+    double watchdog_seconds = 0;   // a step that is longer on the device has hung; 0: no such limit
 };
 
 using AdapterId = int64_t;  // 0: none
@@ -75,6 +76,10 @@ struct EngineStats {
     int kv_blocks_free = 0;      // the rest
     int kv_blocks_promised = 0;  // of the cached and free ones
     int64_t kv_blocks_evicted = 0;
+    int host_blocks_total = 0;         // that the host tier has room for
+    int host_blocks = 0;               // that it holds
+    int64_t host_blocks_saved = 0;     // copied there
+    int64_t host_blocks_loaded = 0;    // copied back
     std::string kv_integrity_error;    // what was wrong when the cache had to be emptied
     int64_t prefix_query_tokens = 0;   // prompt tokens looked for in the prefix cache
     int64_t prefix_cached_tokens = 0;  // of them found there
@@ -224,6 +229,7 @@ private:
     std::unique_ptr<Device> device_;
     const PoolSize pool_size_;
     BlockPool pool_;
+    const std::unique_ptr<HostTier> tier_;  // none: blocks that are evicted are gone
     const std::unique_ptr<Drafter> drafter_;
     StepCost step_cost_;
     Scheduler scheduler_;

@@ -105,6 +105,8 @@ void Engine::check_cache() {
     }
     if (found.empty()) return;
     pool_ = BlockPool(pool_size_.blocks);
+    if (tier_ != nullptr) tier_->clear();
+    pool_.use_tier(tier_.get());
     const std::lock_guard lock(mutex_);
     stats_.kv_integrity_error = found;
     update_gauges();
@@ -358,6 +360,11 @@ void Engine::update_gauges() {
     stats_.kv_blocks_free = pool_.free();
     stats_.kv_blocks_promised = pool_.promised();
     stats_.kv_blocks_evicted = pool_.evictions();
+    if (tier_ == nullptr) return;
+    stats_.host_blocks_total = tier_->total();
+    stats_.host_blocks = tier_->filled();
+    stats_.host_blocks_saved = tier_->saved();
+    stats_.host_blocks_loaded = tier_->loaded();
 }
 
 // Under mutex_: nothing stays unfinished, nothing more is taken.

@@ -40,7 +40,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
     wishes_.reserve(max_running_);
     for (StepPlan& plan : plans_) {
         plan.chunks.reserve(max_running_);
-        plan.copies.reserve(2 * max_running_);
+        plan.moves.reserve(2 * max_running_ +
+                           (pool.tier() != nullptr ? 2 * static_cast<size_t>(total_blocks_) : 0));
     }
 }
 
@@ -86,7 +87,7 @@ void Scheduler::begin_plan() {
     if (std::exchange(unused_, false)) return;
     plan_ = plan_ == &plans_[0] ? &plans_[1] : &plans_[0];
     plan_->chunks.clear();
-    plan_->copies.clear();
+    plan_->moves.clear();
     plan_->num_tokens = plan_->num_logit_rows = plan_->num_decodes = plan_->num_drafts = 0;
     plan_->needs_host = false;
     plan_->queried_tokens = plan_->cached_tokens = plan_->recomputed_tokens = plan_->preemptions = 0;
@@ -108,6 +109,22 @@ void Scheduler::fill_plan() {
         }
     }
     admit();
+    pool_.take_moves(plan_->moves);
+}
+
+// What the pool wants moved by now comes first: it may make the block's place.
+void Scheduler::add_copy(const BlockCopy& copy) {
+    pool_.take_moves(plan_->moves);
+    plan_->moves.push_back({BlockMove::Kind::kCopy, copy.from, copy.to});
+}
+
+void Scheduler::forget_cache() {
+    pool_.forget_all();
+    for (StepPlan& plan : plans_) {
+        pool_.take_moves(plan.moves);
+        plan.moves.clear();
+    }
+    if (pool_.tier() != nullptr) pool_.tier()->abandon_moves();
 }
 
 // What is left to do for a request that has just left running_.
@@ -130,7 +147,7 @@ void Scheduler::reuse(Request& request) {
     std::optional<BlockCopy> copy;
     const int before = request.num_computed;
     request.num_computed = request.block_table.reuse(pool_, request.reusable(), before, copy);
-    if (copy) plan_->copies.push_back(*copy);
+    if (copy) add_copy(*copy);
     count_cached(request, request.num_computed - before);
 }
 
@@ -181,7 +198,7 @@ void Scheduler::add_tokens(Request& request, int tokens, int logits, int beam) {
 
 void Scheduler::add_beams(Request& request) {
     BeamTables& tables = request.beams->tables;
-    plan_->copies.insert(plan_->copies.end(), tables.copies().begin(), tables.copies().end());
+    for (const BlockCopy& copy : tables.copies()) add_copy(copy);
     tables.grow(pool_, request.num_computed + 1);
     const int live = request.beams->search.num_live();
     for (int beam = 0; beam < live; ++beam) add_tokens(request, 1, 1, beam);
@@ -229,6 +246,7 @@ void Scheduler::add_drafts() {
         chunk.num_logits += chunk.num_drafts;
         plan_->num_drafts += chunk.num_drafts;
     }
+    pool_.take_moves(plan_->moves);
     plan_->num_tokens += plan_->num_drafts;
     plan_->num_logit_rows = 0;
     for (ScheduledChunk& chunk : plan_->chunks) {
@@ -267,6 +285,10 @@ int Scheduler::place_drafts(Request& request) {
 
 // Most chunks are a token that fills no block: of those nothing is to be done, unless somebody is special.
 void Scheduler::keep_computed(const StepPlan& plan, bool failed) {
+    if (pool_.tier() != nullptr) {
+        pool_.tier()->settle(plan.moves);
+        if (failed) pool_.tier()->clear();  // what a request's useless logits came from may lie there
+    }
     const bool special = failed || plan.needs_host;
     for (const ScheduledChunk& chunk : plan.chunks) {
         if (special || chunk.start / kBlockTokens != chunk.end() / kBlockTokens) keep_chunk(chunk);

@@ -60,7 +60,7 @@ struct ScheduledChunk {
 
 struct StepPlan {
     std::vector<ScheduledChunk> chunks;  // decodes first
-    std::vector<BlockCopy> copies;       // to be made in this order, before the step
+    std::vector<BlockMove> moves;        // to be made in this order, before the step
     int num_tokens = 0;
     int num_logit_rows = 0;
     int num_decodes = 0;
@@ -138,7 +138,7 @@ public:
     // with an error.
     void keep_computed(const StepPlan& plan, bool failed);
     // The plan failed on the device, and nobody knows what the KV cache holds.
-    void forget_cache() { pool_.forget_all(); }
+    void forget_cache();
     // Takes finished requests out of the running set, and out of the plan made ahead, and gives their KV
     // blocks back.
     void retire_finished();
@@ -155,6 +155,7 @@ public:
 private:
     void begin_plan();
     void fill_plan();
+    void add_copy(const BlockCopy& copy);
     void drop_finished();
     void stop_running(Request& request);
     void reuse(Request& request);

@@ -25,7 +25,7 @@ std::string describe_stall(int64_t step, double seconds, const StepPlan& plan, c
          seconds);
     line(text, "  step: %d decodes, %d drafts, %d prefill tokens, %d rows of logits, %zu block copies",
          plan.num_decodes, plan.num_drafts, plan.num_prefill_tokens(), plan.num_logit_rows,
-         plan.copies.size());
+         plan.moves.size());
     line(text, "  KV blocks: %d used, %d cached, %d free, %d promised", pool.used(), pool.cached(),
          pool.free(), pool.promised());
     line(text, "  waiting: %d requests, %lld tokens", scheduler.waiting().size(),

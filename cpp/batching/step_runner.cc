@@ -24,8 +24,10 @@ bool wants_processing(const ScheduledChunk& chunk) {
 
 }  // namespace
 
-StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit)
+StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit,
+                       const HostTier* tier)
     : device_(device),
+      tier_(tier),
       vocab_size_(static_cast<size_t>(vocab_size)),
       sampler_(vocab_size, vocab_limit),
       sampling_(limits, vocab_limit) {
@@ -83,8 +85,19 @@ void StepRunner::pack_tokens(const ScheduledChunk& chunk, int first_row) {
 }
 
 void StepRunner::start(const StepPlan& plan) {
-    for (const BlockCopy& copy : plan.copies) device_.copy_kv_block(copy.from, copy.to);
+    for (const BlockMove& move : plan.moves) make(move);
     run(plan, {token_ids_, positions_, logit_rows_, sequences_, token_sources_});
+}
+
+void StepRunner::make(const BlockMove& move) {
+    switch (move.kind) {
+        case BlockMove::Kind::kCopy:
+            return device_.copy_kv_block(move.from, move.to);
+        case BlockMove::Kind::kSave:
+            return device_.save_kv_block(move.from, tier_->data(move.to));
+        case BlockMove::Kind::kLoad:
+            return device_.load_kv_block(tier_->data(move.from), move.to);
+    }
 }
 
 void StepRunner::count_started(const ScheduledChunk& chunk) {

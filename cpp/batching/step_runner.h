@@ -24,7 +24,9 @@ public:
     };
 
     // vocab_limit: ids from it on are never sampled.
-    StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit);
+    // tier: where the moves of plans lead to, besides the pool.
+    StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit,
+               const HostTier* tier = nullptr);
 
     // Lays the plan out as rows of the batch. From here on its tokens count as computed.
     void pack(const StepPlan& plan);
@@ -49,6 +51,7 @@ public:
 private:
     void pack_tokens(const ScheduledChunk& chunk, int first_row);
     static void count_started(const ScheduledChunk& chunk);
+    void make(const BlockMove& move);
     void run(const StepPlan& plan, const Batch& batch);
     void check_sampled(const StepPlan& plan) const;
     void keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row);
@@ -60,6 +63,7 @@ private:
     [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 
     Device& device_;
+    const HostTier* tier_;
     size_t vocab_size_;
     Sampler sampler_;
     std::vector<int32_t> token_ids_;

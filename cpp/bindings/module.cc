@@ -131,6 +131,7 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
         const uint64_t block_bytes = device->kv_block_bytes();
         made->engine = std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size,
                                                 options.engine, std::move(drafter));
+        made->fixed.kv_block_bytes = block_bytes;
         made->fixed.kv_bytes = block_bytes * static_cast<uint64_t>(made->engine->pool_size().blocks);
         if (on_gpu != nullptr) made->fixed.cuda = on_gpu->facts();  // the engine owns it; graphs are captured
     }

@@ -50,6 +50,10 @@ Options options_from_dict(nb::handle dict) {
             as_integer(value, fields.path("max_queued_tokens"), 0, std::numeric_limits<int64_t>::max());
     }
     boolean("prefix_caching", options.engine.prefix_caching);
+    if (const nb::object value = fields.optional("host_tier_bytes"); value.is_valid() && !value.is_none()) {
+        options.engine.host_tier_bytes = static_cast<uint64_t>(
+            as_integer(value, fields.path("host_tier_bytes"), 0, std::numeric_limits<int64_t>::max()));
+    }
     options.engine.scheduling =
         choice(fields, "scheduling_policy", options.engine.scheduling,
                {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
@@ -89,6 +93,7 @@ Options options_from_dict(nb::handle dict) {
                    "max_queue_size",
                    "max_queued_tokens",
                    "prefix_caching",
+                   "host_tier_bytes",
                    "watchdog_timeout",
                    "scheduling_policy",
                    "capacity_scheduler_policy",

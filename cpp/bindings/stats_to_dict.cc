@@ -81,6 +81,12 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["kv_blocks_free"] = stats.kv_blocks_free;
     dict["kv_blocks_promised"] = stats.kv_blocks_promised;
     dict["kv_blocks_evicted"] = stats.kv_blocks_evicted;
+    dict["kv_host_blocks_total"] = stats.host_blocks_total;
+    dict["kv_host_blocks"] = stats.host_blocks;
+    dict["kv_host_blocks_saved"] = stats.host_blocks_saved;
+    dict["kv_host_blocks_restored"] = stats.host_blocks_loaded;
+    dict["kv_host_tokens_restored"] = stats.host_blocks_loaded * kBlockTokens;
+    dict["kv_host_bytes"] = fixed.kv_block_bytes * static_cast<uint64_t>(stats.host_blocks_total);
     dict["kv_integrity_error"] = stats.kv_integrity_error;
     dict["prefix_query_tokens"] = stats.prefix_query_tokens;
     dict["prefix_cached_tokens"] = stats.prefix_cached_tokens;

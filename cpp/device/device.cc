@@ -21,6 +21,18 @@ SampledRows Device::finish() {
     throw std::logic_error("no step is under way");
 }
 
+std::byte* Device::reserve_host_blocks(uint64_t) {
+    throw std::invalid_argument("this device keeps no KV blocks outside of its pool");
+}
+
+void Device::save_kv_block(int, std::byte*) {
+    throw std::logic_error("this device keeps no KV blocks outside of its pool");
+}
+
+void Device::load_kv_block(const std::byte*, int) {
+    throw std::logic_error("this device keeps no KV blocks outside of its pool");
+}
+
 std::shared_ptr<const Adapter> Device::make_adapter(const LoraModules&) const {
     throw std::invalid_argument("this device takes no LoRA adapters");
 }

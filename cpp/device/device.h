@@ -1,6 +1,7 @@
 // What the batching runtime asks of a device. One implementation per kind: host/ and cuda/.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -124,6 +125,13 @@ public:
     [[nodiscard]] virtual std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const;
     // Copy the contents of one block to another (prefix reuse of a partly filled block).
     virtual void copy_kv_block(int from, int to) = 0;
+    // Memory of this machine that blocks can be copied to, the device's until it is gone. Called once at
+    // most.
+    [[nodiscard]] virtual std::byte* reserve_host_blocks(uint64_t bytes);
+    // Copy a block to that memory, of kv_block_bytes(), or back. In the order of steps and other copies: it
+    // is done when a step that was started later is, and until then the memory must stay as it is.
+    virtual void save_kv_block(int block, std::byte* to);
+    virtual void load_kv_block(const std::byte* from, int block);
 };
 
 struct HostOptions {

@@ -102,6 +102,7 @@ void BlockPool::cache(int32_t block, int32_t parent, const CacheSalt& salt, std:
         broken(parent, "lost its last holder too early");
     tree_.insert(block, parent, salt, tokens);
     priorities_[checked(block)] = priority;
+    if (tier_ != nullptr) keys_[checked(block)] = key_below(parent, salt, tokens);
 }
 
 void BlockPool::value(int32_t block, int32_t priority) {
@@ -111,8 +112,11 @@ void BlockPool::value(int32_t block, int32_t priority) {
 
 void BlockPool::evict() {
     ++evictions_;
-    if (!evictable_.empty()) return drop_leaf(evictable_.pop());
-    forget(oldest_cached());
+    if (evictable_.empty()) return forget(oldest_cached());
+    const int32_t leaf = evictable_.pop();
+    const int32_t slot = tier_ == nullptr ? HostTier::kNone : tier_->save(keys_[checked(leaf)]);
+    if (slot != HostTier::kNone) moves_.push_back({BlockMove::Kind::kSave, leaf, slot});
+    drop_leaf(leaf);
 }
 
 // For when everything that is built on the cached blocks is in use. A search through all of them, which
@@ -153,6 +157,28 @@ void BlockPool::forget(int32_t block) {
 
 void BlockPool::forget_all() {
     for (int32_t leaf; (leaf = tree_.some_leaf(PrefixTree::kNone)) != PrefixTree::kNone;) drop_leaf(leaf);
+}
+
+void BlockPool::use_tier(HostTier* tier) {
+    tier_ = tier;
+    if (tier == nullptr) return;
+    keys_.resize(holders_.size());
+    moves_.reserve(2 * holders_.size());
+}
+
+PathKey BlockPool::key_below(int32_t parent, const CacheSalt& salt, std::span<const int32_t> tokens) const {
+    return path_key(parent == PrefixTree::kNone ? nullptr : &keys_[checked(parent)], salt, tokens);
+}
+
+void BlockPool::load(int32_t block) {
+    const int32_t slot = tier_->load(keys_[checked(block)]);
+    if (slot == HostTier::kNone) broken(block, "is not in the host tier");
+    moves_.push_back({BlockMove::Kind::kLoad, slot, block});
+}
+
+void BlockPool::take_moves(std::vector<BlockMove>& moves) {
+    moves.insert(moves.end(), moves_.begin(), moves_.end());
+    moves_.clear();
 }
 
 void BlockPool::check_integrity() const {

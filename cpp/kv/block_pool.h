@@ -6,7 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "kv/block_move.h"
 #include "kv/eviction_queue.h"
+#include "kv/host_tier.h"
 #include "kv/prefix_tree.h"
 
 namespace castiron {
@@ -69,6 +71,18 @@ public:
     // Takes everything out of the prefix tree.
     void forget_all();
 
+    // What is evicted from now on goes to the tier; null: nowhere. Allocates.
+    void use_tier(HostTier* tier);
+    [[nodiscard]] HostTier* tier() const { return tier_; }
+    // With a tier: what names a block of these tokens below `parent`.
+    [[nodiscard]] PathKey key_below(int32_t parent, const CacheSalt& salt,
+                                    std::span<const int32_t> tokens) const;
+    // The block, which has just been cached, gets its contents from the tier.
+    void load(int32_t block);
+    // Appends what is to be copied from and to the tier, in this order, before anything else is done to the
+    // blocks, and forgets it.
+    void take_moves(std::vector<BlockMove>& moves);
+
     // Throws std::logic_error that says what is wrong: a block in two states at once, one lost, a broken
     // promise, a tree that is none.
     void check_integrity() const;
@@ -99,6 +113,9 @@ private:
     int promised_ = 0;
     int paid_twice_ = 0;  // what used blocks count as, over one each
     int64_t evictions_ = 0;
+    HostTier* tier_ = nullptr;
+    std::vector<PathKey> keys_;     // with a tier: by block, of those in the tree
+    std::vector<BlockMove> moves_;  // to and from it, to be made before the next step
 };
 
 }  // namespace castiron

@@ -116,15 +116,42 @@ bool BlockTable::copy_from(BlockPool& pool, int32_t block, std::optional<BlockCo
     return true;
 }
 
+// Whether the tier has the next block, and the sequence a place for it.
+bool BlockTable::in_tier(const BlockPool& pool, std::span<const int32_t> tokens) const {
+    if (pool.tier() == nullptr || tokens.size() < kBlockTokens) return false;
+    if (num_cached_ == static_cast<int>(blocks_.size()) && promised_ < 1) return false;
+    return pool.tier()->contains(pool.key_below(path_end(), use_.salt, tokens.first(kBlockTokens)));
+}
+
+// The next block comes from the tier into the sequence's own place, and enters the tree.
+void BlockTable::load(BlockPool& pool, std::span<const int32_t> tokens) {
+    const int32_t block = blocks_[static_cast<size_t>(num_cached_)];
+    pool.cache(block, path_end(), use_.salt, tokens, use_.priority);
+    pool.load(block);
+    ++num_cached_;
+}
+
 int BlockTable::reuse(BlockPool& pool, std::span<const int32_t> tokens, int computed,
                       std::optional<BlockCopy>& copy) {
     if (!at_path_end(pool)) return computed;
     for (;;) {
         const int begin = num_cached_ * kBlockTokens;
         if (begin >= static_cast<int>(tokens.size())) return computed;
-        const auto found =
-            pool.tree().find(path_end(), use_.salt, tokens.subspan(static_cast<size_t>(begin)));
+        const auto rest = tokens.subspan(static_cast<size_t>(begin));
+        const auto found = pool.tree().find(path_end(), use_.salt, rest);
         if (found.tokens == kBlockTokens && share(pool, found.block)) {
+            computed = std::max(computed, begin + kBlockTokens);
+            slide(pool, computed);
+            continue;
+        }
+        if (found.tokens < kBlockTokens && in_tier(pool, rest)) {
+            if (num_cached_ == static_cast<int>(blocks_.size())) {
+                // Taking a block may have taken one of the path, or of the tier, away.
+                take(pool, num_cached_ + 1);
+                if (!at_path_end(pool)) return computed;
+                continue;
+            }
+            load(pool, rest.first(kBlockTokens));
             computed = std::max(computed, begin + kBlockTokens);
             slide(pool, computed);
             continue;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "kv/block_move.h"
 #include "kv/block_pool.h"
 #include "kv/cache_key.h"
 #include "kv/kv_window.h"
@@ -19,12 +20,6 @@ namespace castiron {
 [[nodiscard]] constexpr int blocks_for_tokens(int64_t tokens) {
     return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
 }
-
-// The contents of one block are to be copied to another before the next step.
-struct BlockCopy {
-    int32_t from = 0;
-    int32_t to = 0;
-};
 
 // blocks()[p / kBlockTokens] holds position p. The table holds one reference on each of its blocks, plus a
 // promise on the pool for some that it will still need. The first num_cached() blocks are in the prefix tree:
@@ -79,7 +74,9 @@ public:
     // How many leading positions hold keys and values when the cache has given what it has of `tokens`, of
     // which `computed` were there before. Whole blocks are shared, in place of the sequence's own; of the
     // block after them the matching part is used by way of a copy, for which `copy` is set, once the table
-    // has a promise. On a table without promises it stops where the pool has no block to spare.
+    // has a promise. A block that the host tier has is loaded into one that was promised. On a table without
+    // promises it stops where the pool has no block to spare. What the pool is told to move on the way comes
+    // before the copy.
     [[nodiscard]] int reuse(BlockPool& pool, std::span<const int32_t> tokens, int computed,
                             std::optional<BlockCopy>& copy);
     // Enters the blocks that are full now into the prefix tree. `tokens` are the sequence's, of which
@@ -100,6 +97,8 @@ private:
     [[nodiscard]] bool path_is_held() const { return released_ == 0 || num_cached_ > released_; }
     void enter(BlockPool& pool, std::span<const int32_t> tokens, int computed);
     [[nodiscard]] bool share(BlockPool& pool, int32_t block);
+    [[nodiscard]] bool in_tier(const BlockPool& pool, std::span<const int32_t> tokens) const;
+    void load(BlockPool& pool, std::span<const int32_t> tokens);
     [[nodiscard]] bool copy_from(BlockPool& pool, int32_t block, std::optional<BlockCopy>& copy);
     [[nodiscard]] bool at_path_end(const BlockPool& pool) const;
     [[nodiscard]] int32_t path_end() const;

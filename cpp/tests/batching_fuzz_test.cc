@@ -38,5 +38,7 @@ TEST_CASE(
     CHECK(totals.beam_searches > 100);
     CHECK(totals.adapted > 100);
     CHECK(totals.slid > 100);
+    CHECK(totals.saved > 100);
+    CHECK(totals.loaded > 20);
     CHECK(totals.released > 200);
 }

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <list>
@@ -121,12 +123,22 @@ public:
         logits_.reserve(static_cast<size_t>(limits.max_logit_rows) * static_cast<size_t>(vocab_size));
     }
 
-    uint64_t kv_block_bytes() const override { return 1024; }
+    static constexpr uint64_t kBlockBytes = kBlockTokens * sizeof(int32_t);
+
+    uint64_t kv_block_bytes() const override { return kBlockBytes; }
     int kv_window() const override { return window; }
     void reserve_kv(int num_blocks) override {
         cache_.assign(static_cast<size_t>(num_blocks) * kBlockTokens, kNothing);
     }
-    void copy_kv_block(int from, int to) override { copies_.push_back({from, to}); }
+    void copy_kv_block(int from, int to) override { copies_.push_back({from, to, nullptr, nullptr}); }
+    std::byte* reserve_host_blocks(uint64_t bytes) override {
+        host_blocks_.resize(bytes);
+        return host_blocks_.data();
+    }
+    void save_kv_block(int block, std::byte* to) override { copies_.push_back({block, 0, nullptr, to}); }
+    void load_kv_block(const std::byte* from, int block) override {
+        copies_.push_back({0, block, from, nullptr});
+    }
     std::shared_ptr<const Adapter> make_adapter(const LoraModules&) const override {
         return std::make_shared<FakeAdapter>(++adapters_made_);
     }
@@ -245,9 +257,16 @@ private:
     static constexpr int32_t kNothing = -1;
     static constexpr int32_t kFirstGarbage = 100;
 
+    // From a block, or from outside, to a block, or to outside; as late as a device may.
+    struct Move {
+        int from, to;
+        const std::byte* outside_from;
+        std::byte* outside_to;
+    };
+
     // A step that was started, with all that it needs: what was passed may change.
     struct Queued {
-        Queued(const Batch& batch, const SamplingBatch& sampling, std::vector<std::pair<int, int>> to_copy,
+        Queued(const Batch& batch, const SamplingBatch& sampling, std::vector<Move> to_copy,
                std::vector<int32_t> poison)
             : token_ids(batch.token_ids.begin(), batch.token_ids.end()),
               positions(batch.positions.begin(), batch.positions.end()),
@@ -270,7 +289,7 @@ private:
         std::vector<SequenceSlice> sequences;
         std::vector<RowSampling> rows;
         std::vector<LogitEdit> edits;
-        std::vector<std::pair<int, int>> copies;
+        std::vector<Move> copies;
         std::vector<int32_t> poisoned_history;
     };
 
@@ -295,9 +314,12 @@ private:
         return slot(sequence.block_table[index], position % kBlockTokens);
     }
 
-    void copy_blocks(std::span<const std::pair<int, int>> copies) {
-        for (const auto& [from, to] : copies) {
-            for (int i = 0; i < kBlockTokens; ++i) slot(to, i) = slot(from, i);
+    void copy_blocks(std::span<const Move> copies) {
+        for (const Move& move : copies) {
+            const void* from = move.outside_from != nullptr ? move.outside_from
+                                                            : static_cast<const void*>(&slot(move.from, 0));
+            void* to = move.outside_to != nullptr ? move.outside_to : static_cast<void*>(&slot(move.to, 0));
+            std::memcpy(to, from, kBlockBytes);
         }
     }
 
@@ -340,14 +362,15 @@ private:
     Limits limits_;
     int vocab_size_;
     std::vector<int32_t> cache_;
+    std::vector<std::byte> host_blocks_;
     std::vector<int32_t> history_;
     std::vector<float> logits_;
     bool on_device_;
     bool queues_;
     mutable std::atomic<int> adapters_made_{0};
     std::deque<Queued> under_way_;
-    std::vector<std::pair<int, int>> copies_;  // of the step that is started next
-    std::vector<SampledRows::Row> last_;       // of the step done last
+    std::vector<Move> copies_;            // of the step that is started next
+    std::vector<SampledRows::Row> last_;  // of the step done last
     std::vector<SampledRows::Row> sampled_;
     std::vector<int32_t> top_ids_;
     std::vector<float> top_logprobs_;

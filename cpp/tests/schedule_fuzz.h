@@ -43,6 +43,8 @@ struct FuzzTotals {
     int64_t beam_searches = 0;  // that came to their end
     int64_t adapted = 0;        // requests with an adapter that did
     int64_t released = 0;       // blocks given back behind the window, by requests at their end
+    int64_t saved = 0;          // blocks copied to the host tier
+    int64_t loaded = 0;         // and back
     int64_t slid = 0;           // requests that gave some back
 };
 
@@ -65,8 +67,15 @@ public:
         const int least = limits_.window().most_blocks(limits_.max_seq_len);
         pool_ = std::make_unique<BlockPool>(large_pool_ ? 40 * most : least + pick(0, 4));
         device_->reserve_kv(pool_->total());
+        if (chance(3)) {
+            const int slots = pick(1, 3 * pool_->total());
+            std::byte* memory =
+                device_->reserve_host_blocks(FakeDevice::kBlockBytes * static_cast<uint64_t>(slots));
+            tier_ = std::make_unique<HostTier>(memory, slots, FakeDevice::kBlockBytes);
+            pool_->use_tier(tier_.get());
+        }
         scheduler_ = std::make_unique<Scheduler>(limits_, *pool_, policy_);
-        runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab);
+        runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab, tier_.get());
         draw_drafter();
         if (chance(3)) {
             for (int i = pick(1, 4); i > 0; --i) adapters_.push_back(device_->make_adapter({}));
@@ -337,7 +346,11 @@ private:
 
     void count(const StepPlan& plan) {
         if (plan.chunks.empty()) return;
-        totals_.copies += static_cast<int64_t>(plan.copies.size());
+        for (const BlockMove& move : plan.moves) {
+            totals_.copies += move.kind == BlockMove::Kind::kCopy;
+            totals_.saved += move.kind == BlockMove::Kind::kSave;
+            totals_.loaded += move.kind == BlockMove::Kind::kLoad;
+        }
         totals_.cached_tokens += plan.cached_tokens;
         totals_.preemptions += plan.preemptions;
         totals_.recomputed_tokens += plan.recomputed_tokens;
@@ -460,6 +473,7 @@ private:
     bool whole_cache_ = true;  // nothing was taken out of the cache but by eviction
     std::unique_ptr<FakeDevice> device_;
     std::unique_ptr<BlockPool> pool_;
+    std::unique_ptr<HostTier> tier_;  // none: what is evicted is gone
     std::unique_ptr<Scheduler> scheduler_;
     std::unique_ptr<StepRunner> runner_;
     std::unique_ptr<Drafter> drafter_;  // none: no speculation in this life

@@ -168,3 +168,23 @@ def test_the_queue_is_bounded_by_tokens_too(start: Any) -> None:
 def test_options_that_make_no_sense_are_refused(start: Any, option: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         start(**{option: value})
+
+
+def test_what_comes_back_from_the_host_tier_is_what_was_computed(start: Any) -> None:
+    """Three conversations in a pool that holds one: bit for bit as in an engine without a cache."""
+    core = start(kv_cache_blocks=5, host_tier_bytes=1 << 20)
+    cold = start(prefix_caching=False)
+    fields = {"max_tokens": 4, "logprobs": 5}
+    prompts = [[(11 * i + n) % 50 for i in range(90)] for n in range(3)]
+    for turn in range(3):
+        for tokens in prompts:
+            outcome, found = run(core, tokens, **fields)
+            assert found == (64 if turn > 0 else 0)
+            expected, _ = run(cold, tokens, **fields)
+            assert outcome.token_ids == expected.token_ids
+            assert [x.top for x in outcome.logprobs] == [x.top for x in expected.logprobs]
+    stats = core.stats()
+    assert stats["kv_host_blocks"] > 0
+    assert stats["kv_host_blocks_saved"] == stats["kv_host_blocks"]
+    assert stats["kv_host_tokens_restored"] == 32 * stats["kv_host_blocks_restored"] >= 5 * 64
+    assert stats["kv_host_bytes"] <= 1 << 20

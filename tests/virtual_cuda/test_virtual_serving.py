@@ -199,3 +199,32 @@ def test_one_engine_folder_is_verified_on_the_cpu_and_on_the_gpu(engine: Path, d
     report = in_process(verified, engine, device, timeout=400)
     assert report["passed"], report["problems"]
     assert report["faults"] == []
+
+
+def tiered(path: Path) -> dict[str, Any]:
+    """Prompts by turns, in a pool that holds one of them and has a tier behind it, and in one for all."""
+    gpu, wide = start(path)
+    options = RuntimeOptions(device="cuda", kv_cache_blocks=2, kv_cache_host_tier="1MiB")
+    narrow = load_core(open_engine(path), options).core
+    seen: dict[str, Any] = {"answers": {}}
+    for name, core in (("wide", wide), ("narrow", narrow)):
+        answers = []
+        for tokens in [[(7 * i + 3 * n) % 200 + 3 for i in range(40)] for n in range(3)] * 2:
+            request = core.submit(prompt(tokens), params(max_tokens=3, logprobs=2))
+            outcome = finish(core, [request], seconds=200)[request]
+            assert outcome.error == ""
+            answers.append((outcome.token_ids, [x.logprob for x in outcome.logprobs]))
+        seen["answers"][name] = answers
+        seen[name] = core.stats()
+        core.shutdown()
+    return seen | {"faults": gpu.driver.faults()}
+
+
+def test_blocks_come_back_from_pinned_memory_as_they_went(engine: Path) -> None:
+    seen = in_process(tiered, engine, timeout=400)
+    assert seen["faults"] == []
+    assert seen["answers"]["narrow"] == seen["answers"]["wide"]
+    for name in ("wide", "narrow"):
+        assert seen[name]["prefix_cached_tokens"] == 3 * 32, "each prompt's full block, the second time"
+    assert seen["narrow"]["kv_host_blocks_restored"] == 3
+    assert seen["wide"]["kv_blocks_evicted"] == 0

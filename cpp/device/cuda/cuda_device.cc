@@ -107,17 +107,36 @@ public:
 
     void copy_kv_block(int from, int to) override {
         or_none_under_way([&] {
-            if (from < 0 || to < 0 || from >= num_blocks_ || to >= num_blocks_) {
-                throw std::invalid_argument("KV block out of range");
-            }
             if (from == to || kv_layout_.block_stride == 0) return;
             enter();
-            const auto at = [this](int block) {
-                return kv_pool_.get() + static_cast<uint64_t>(block) * kv_layout_.block_stride;
-            };
             // In the order of the stream: steps before and after see what they should.
-            check(driver_, driver_.copy_on_device(at(to), at(from), kv_layout_.block_stride, stream_.get()),
-                  "copying a KV block");
+            check(
+                driver_,
+                driver_.copy_on_device(block_at(to), block_at(from), kv_layout_.block_stride, stream_.get()),
+                "copying a KV block");
+        });
+    }
+
+    [[nodiscard]] std::byte* reserve_host_blocks(uint64_t bytes) override {
+        enter();
+        host_blocks_ = make_pinned_buffer(driver_, bytes);
+        return static_cast<std::byte*>(host_blocks_.get());
+    }
+
+    void save_kv_block(int block, std::byte* to) override {
+        or_none_under_way([&] {
+            enter();
+            check(driver_, driver_.copy_to_host(to, block_at(block), kv_layout_.block_stride, stream_.get()),
+                  "saving a KV block");
+        });
+    }
+
+    void load_kv_block(const std::byte* from, int block) override {
+        or_none_under_way([&] {
+            enter();
+            check(driver_,
+                  driver_.copy_to_device(block_at(block), from, kv_layout_.block_stride, stream_.get()),
+                  "loading a KV block");
         });
     }
 
@@ -164,6 +183,11 @@ public:
     }
 
 private:
+    [[nodiscard]] Address block_at(int block) const {
+        if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
+        return kv_pool_.get() + static_cast<uint64_t>(block) * kv_layout_.block_stride;
+    }
+
     // The engine's thread is not the one that made the device.
     void enter() {
         if (thread_ == std::this_thread::get_id()) return;
@@ -358,6 +382,7 @@ private:
     DeviceBuffer scratch_;
     DeviceBuffer inputs_;
     DeviceBuffer kv_pool_;
+    PinnedBuffer host_blocks_;
     std::array<PinnedBuffer, kStepSlots> host_inputs_;
     StepQueue queue_;
     StepResults results_;

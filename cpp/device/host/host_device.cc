@@ -64,6 +64,12 @@ public:
     [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_.block_bytes(); }
     void reserve_kv(int num_blocks) override { kv_.reserve(num_blocks, huge_pages_); }
     void copy_kv_block(int from, int to) override { kv_.copy_block(from, to); }
+    [[nodiscard]] std::byte* reserve_host_blocks(uint64_t bytes) override {
+        host_blocks_ = HugeBuffer(bytes, huge_pages_);
+        return host_blocks_.data();
+    }
+    void save_kv_block(int block, std::byte* to) override { kv_.save_block(block, to); }
+    void load_kv_block(const std::byte* from, int block) override { kv_.load_block(from, block); }
     [[nodiscard]] int kv_window() const override { return sliding_window(*program_); }
 
     [[nodiscard]] std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const override {
@@ -215,7 +221,7 @@ private:
     int cpus_;
     std::vector<Operand> values_;
     KvCache kv_;
-    HugeBuffer weights_, arena_, scratch_, workspace_, lora_sums_;
+    HugeBuffer weights_, arena_, scratch_, workspace_, lora_sums_, host_blocks_;
     size_t scratch_floats_ = 0;
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<Counter> counters_;

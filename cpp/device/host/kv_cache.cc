@@ -160,6 +160,24 @@ void KvCache::copy_block(int from, int to) {
     }
 }
 
+void KvCache::save_block(int block, std::byte* to) const {
+    if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const size_t bytes = layers_[i].block_bytes;
+        std::memcpy(to, data(i) + static_cast<size_t>(block) * bytes, bytes);
+        to += bytes;
+    }
+}
+
+void KvCache::load_block(const std::byte* from, int block) {
+    if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const size_t bytes = layers_[i].block_bytes;
+        std::memcpy(data(i) + static_cast<size_t>(block) * bytes, from, bytes);
+        from += bytes;
+    }
+}
+
 void KvCache::write(size_t layer, int32_t block, int slot, const float* k, const float* v) const {
     const LayerView& l = layers_[layer];
     std::byte* at = data(layer) + static_cast<size_t>(block) * l.block_bytes;

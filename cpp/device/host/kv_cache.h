@@ -44,6 +44,9 @@ public:
 
     void reserve(int num_blocks, bool huge_pages);
     void copy_block(int from, int to);
+    // Between a block and block_bytes() of memory, layer after layer.
+    void save_block(int block, std::byte* to) const;
+    void load_block(const std::byte* from, int block);
     // Stores keys [kv_heads * head_dim] and values [kv_heads * v_head_dim] of one token.
     void write(size_t layer, int32_t block, int slot, const float* k, const float* v) const;
 
