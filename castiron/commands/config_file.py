@@ -66,9 +66,10 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
     from castiron.runtime.server.yaml_file import read_mapping, refuse_unknown
 
     known = _parameters(context.command)
-    content = {
-        name.replace("-", "_"): value for name, value in read_mapping(path, "the configuration").items()
-    }
+    content: dict[str, Any] = {}
+    for name, value in read_mapping(path, "the configuration").items():
+        if content.setdefault(name.replace("-", "_"), value) is not value:
+            raise click.UsageError(f"{path} has {name!r} twice, with dashes and with underscores")
     refuse_unknown(content, known, path)
     for name, value in content.items():
         _refuse_empty(name, value, f"{path}: {name}")

@@ -91,6 +91,8 @@ def test_every_kind_of_option_can_stand_in_a_file_in_yaml_and_in_json(resolve):
         ("disable_access_log: 1", "true or false"),
         ("port: many", "'many' is not a valid"),
         ("- port", "expected names with values"),
+        ("port: 1\nhost: x\nport: 2", "'port' is there twice"),
+        ("log_level: info\nlog-level: error", "with dashes and with underscores"),
         ("1: port", "1, which is no text"),
         ("api_key: [[sk-in-a-list]]", "expected a list of values"),
         ("allowed_origins: [null]", "expected a list of values"),
@@ -111,6 +113,15 @@ def test_a_name_left_empty_in_a_file_is_not_set(resolve):
     assert found is not None, message
     assert (found["host"], found["port"], found["allowed_origins"]) == ("127.0.0.1", 8000, ())
     assert (found["disable_page"], found["given"]) == (False, [])
+
+
+def test_a_name_that_is_there_twice_is_refused_in_json_too_and_yaml_may_merge(resolve):
+    found, message = resolve("E", file='{"port": 1, "port": 2}', name="c.json")
+    assert found is None
+    assert "'port' is there twice" in message
+    found, message = resolve("E", file="lora_modules: {<<: {sql: /a, chat: /c}, sql: /b}")
+    assert found is not None, message
+    assert set(found["lora_modules"]) == {"sql=/b", "chat=/c"}
 
 
 def test_keys_come_from_a_variable_between_spaces(resolve):
