@@ -171,6 +171,11 @@ def serve(as_json: bool, **given: Any) -> None:
 
     if given["plot"] is not None:
         plot.check_suffix(given["plot"])
+        report.make_folder(given["plot"].parent)
+    saves = given["save_result"] or given["save_detailed"]
+    folder = given["result_dir"] or Path()
+    if saves:
+        report.make_folder(folder)
     benchmark = _benchmark(given)
     conversations = benchmark.conversations()
     name, measured = asyncio.run(
@@ -184,8 +189,7 @@ def serve(as_json: bool, **given: Any) -> None:
     else:
         click.echo(report.table(result, given["percentile_metrics"], percentiles))
     _tell_errors(measured)
-    if given["save_result"] or given["save_detailed"]:
-        folder = given["result_dir"] or Path()
+    if saves:
         path = folder / (given["result_filename"] or report.file_name(result))
         report.save(path, {**result, **(summary.details(measured) if given["save_detailed"] else {})})
         click.echo(f"result: {path}", err=True)

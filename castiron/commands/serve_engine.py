@@ -107,6 +107,9 @@ def command(
     # What is wrong with these is said before a large engine is loaded.
     listen, front = listen_of(http), front_of(http)
     check_replicas(replicas, ray_address, front, swap=allow_engine_swap)
+    for name in served_model_name:
+        if not name or not name.isprintable():
+            raise EngineError(f"--served-model-name is {name[:200]!r}; expected printable characters")
     configure_logging(http["log_level"], http["log_format"])
     runtime |= {"max_queue_size": max_queue_size, "max_queued_tokens": max_queued_tokens}
     options = RuntimeOptions(**runtime)

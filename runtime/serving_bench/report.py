@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,20 @@ def file_name(result: Mapping[str, Any]) -> str:
         parts.append(f"concurrency{result['max_concurrency']}")
     model = re.sub(r"[^\w.-]+", "_", Path(result["model_id"]).name)
     return "-".join([*parts, model, result["date"]]) + ".json"
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a result, before hours are spent on measuring one that has no place.
+
+    Raises:
+        RequestError: it cannot be made, or not be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("it cannot be written to")
+    except OSError as error:
+        raise RequestError(f"results cannot be written to the folder {folder}: {error}") from None
 
 
 def save(path: Path, result: Mapping[str, Any]) -> None:

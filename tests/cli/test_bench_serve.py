@@ -60,6 +60,17 @@ def test_errors_are_shown_and_a_run_without_success_ends_with_1():
     assert "no request succeeded" in result.stderr
 
 
+@pytest.mark.parametrize("option", [("--save-result", "--result-dir", "F/x"), ("--plot", "F/x/run.png")])
+def test_a_folder_for_results_that_cannot_be_made_is_told_before_measuring(tmp_path, option):
+    (tmp_path / "file").write_text("")
+    option = [part.replace("F", str(tmp_path / "file"), 1) for part in option]
+    with slow_server.serve(slow_server.Behaviour()) as (url, bodies):
+        result = bench("--base-url", url, "--num-prompts", 1, *option)
+    assert result.exit_code == 1
+    assert "results cannot be written to the folder" in result.stderr
+    assert bodies == []
+
+
 def test_json_is_the_only_thing_on_stdout():
     with slow_server.serve(slow_server.Behaviour()) as (url, _):
         result = bench("--base-url", url, "--num-prompts", 3, "--output-len", 2, "--json")

@@ -125,6 +125,13 @@ def test_an_address_for_traces_that_is_none_is_refused_at_the_start(endpoint):
     assert "expected an address such as" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["", "two\nlines"])
+def test_a_model_name_that_nobody_could_write_is_refused(name):
+    result = CliRunner().invoke(main, ["serve-engine", "E", "--served-model-name", name])
+    assert result.exit_code == 1
+    assert "--served-model-name" in result.stderr
+
+
 def test_clients_may_change_adapters_only_where_the_engine_takes_some():
     result = CliRunner().invoke(main, ["serve-engine", "E", "--allow-runtime-lora-updating"])
     assert result.exit_code == 1
