@@ -19,6 +19,11 @@ _KEEP_ALIVE = (60, 10, 6)
 _UNREAD_TIMEOUT_MS = 120_000
 
 
+def _no_pass_phrase() -> str:
+    """In place of OpenSSL's question on the terminal, at which a server would wait for ever."""
+    raise ValueError("the key is encrypted")
+
+
 @dataclass(frozen=True)
 class Listen:
     """Address and patience.
@@ -60,11 +65,12 @@ class Listen:
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, _no_pass_phrase)
         except (OSError, ValueError) as e:
             raise EngineError(
                 f"the certificate {self.ssl_certfile} with the key {self.ssl_keyfile or 'in the same file'} "
-                f"cannot be used: {e}; expected PEM files that belong together"
+                f"cannot be used: {e}; expected PEM files that belong together, the key without a pass "
+                "phrase (openssl pkey -in KEY -out NEW)"
             ) from None
         if self.ssl_ca_certs is not None:
             try:

@@ -14,6 +14,7 @@ import live_server
 import pytest
 import trustme
 from castiron.runtime.server.listening import Listen, open_sockets
+from cryptography.hazmat.primitives import serialization
 from fake_core import FakeCore
 from server_calls import wait_until
 
@@ -83,7 +84,12 @@ def test_tls_files_that_do_not_work_are_refused_with_the_reason(certificates, tm
     key, cert = str(certificates / "key.pem"), str(certificates / "cert.pem")
     other = trustme.CA().issue_cert("127.0.0.1")
     other.private_key_pem.write_to_path(tmp_path / "other.pem")
+    encryption = serialization.BestAvailableEncryption(b"phrase")
+    plain = serialization.load_pem_private_key(other.private_key_pem.bytes(), None)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    (tmp_path / "locked.pem").write_bytes(plain.private_bytes(*form, encryption))
     for fields, says in (
+        ({"ssl_certfile": cert, "ssl_keyfile": str(tmp_path / "locked.pem")}, "encrypted.*pass phrase"),
         ({"ssl_keyfile": key}, "needs --ssl-certfile"),
         ({"ssl_certfile": cert}, "cannot be used"),
         ({"ssl_certfile": cert, "ssl_keyfile": str(tmp_path / "other.pem")}, "belong together"),
