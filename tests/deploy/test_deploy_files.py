@@ -107,6 +107,16 @@ def test_the_deployment_starts_a_server_that_answers_its_probes_and_drains_in_it
     assert given["engine"] == container["volumeMounts"][0]["mountPath"]
 
 
+def test_variables_that_kubernetes_makes_of_the_service_are_not_taken_for_options():
+    manifests = documents(DEPLOY / "kubernetes/deployment.yaml")
+    (service,) = (d for d in manifests if d["kind"] == "Service")
+    (deployment,) = (d for d in manifests if d["kind"] == "Deployment")
+    options = {f"CASTIRON_{p.name.upper()}" for p in command.params}
+    # The variables are {NAME}_PORT, {NAME}_SERVICE_HOST and so on, by Kubernetes' documentation.
+    assert f"{service['metadata']['name'].upper()}_PORT" in options
+    assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 def test_the_image_starts_with_options_that_there_are():
     text = (DEPLOY / "Dockerfile").read_text()
     entry, arguments = (
