@@ -71,7 +71,7 @@ CASTIRON_INLINE void clear_sums() {
     _tile_zero(3);
 }
 
-// Calls f(begin, first, second) for rows in pairs of tiles, with the tiles shaped for them.
+// Calls f(begin, how many) for rows in pairs of tiles, with the tiles shaped for them.
 template <typename F>
 CASTIRON_INLINE void for_tile_pairs(int64_t rows, int64_t depth_bytes, F f) {
     int64_t shaped = -1;
