@@ -82,6 +82,11 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
     }
     if program.kernels:
         given["kernel_images"] = engine.kernel_images(choice.target)
+    if choice.gpu is None and options.kv_cache_fraction is not None:
+        raise EngineError(
+            f"kv_cache_fraction is {options.kv_cache_fraction}, a part of a GPU's memory, and this engine "
+            "runs on the CPU; give kv_cache_memory or kv_cache_blocks"
+        )
     if choice.gpu is not None:
         given |= {
             "device_index": choice.gpu.index,

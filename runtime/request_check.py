@@ -64,6 +64,9 @@ def check_prompt(prompt: Any, vocab_size: int) -> list[int]:
         array = np.asarray(prompt)
     except ValueError:
         array = np.asarray(None)
+    if array.dtype.kind == "O" and array.ndim == 1 and all(type(t) is int for t in array):
+        # Some are beyond 64 bits: of the vocabulary they are not, and the text below says which.
+        array = np.clip(array, -1, vocab_size).astype(np.int64)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         shown = repr(prompt)
         raise ParameterError(
@@ -72,9 +75,10 @@ def check_prompt(prompt: Any, vocab_size: int) -> list[int]:
             param="prompt",
         )
     if int(array.min()) < 0 or int(array.max()) >= vocab_size:
-        wrong = next(int(t) for t in array if not 0 <= t < vocab_size)
+        wrong = next(t for t in prompt if not 0 <= t < vocab_size)
+        shown = wrong if -(2**63) <= wrong < 2**63 else "of more than 64 bits"
         raise ParameterError(
-            f"a prompt holds the token id {wrong}; expected ids from 0 to {vocab_size - 1}", param="prompt"
+            f"a prompt holds the token id {shown}; expected ids from 0 to {vocab_size - 1}", param="prompt"
         )
     ids: list[int] = array.tolist()
     return ids

@@ -40,7 +40,11 @@ class CrossOrigin:
     credentials: bool = False
 
     def check(self) -> None:
-        """Raise EngineError for what would open the server to every page with its visitor's cookies."""
+        """Raise EngineError for what would open the server to every page with its visitor's cookies, or do
+        nothing.
+        """
+        if self.credentials and not self.origins:
+            raise EngineError("--allow-credentials needs --allowed-origins, the pages that may send cookies")
         if self.credentials and "*" in self.origins:
             raise EngineError(
                 "--allow-credentials with the origin * would let every web page act as its visitor; name the "

@@ -124,6 +124,15 @@ def test_an_engine_without_tokenizer_gives_ids_and_refuses_text(runner):
     assert "need a tokenizer" in runner.generate(input_ids=[1], stop="x")[0].error
 
 
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [([1, 2**70], "more than 64 bits"), ([-(10**5000)], "64 bits"), ([1, 10**6], "id 1000000")],
+)
+def test_ids_that_no_vocabulary_has_are_named(runner, ids, text):
+    (result,) = runner.generate(input_ids=ids, max_new_tokens=1)
+    assert text in result.error
+
+
 def test_an_empty_batch_has_no_results(runner):
     assert runner.generate(input_ids=[[]])[0].error
     assert runner.generate(prompts=[]) == []

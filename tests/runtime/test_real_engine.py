@@ -210,6 +210,7 @@ def test_the_kv_cache_can_be_given_in_bytes(engine):
         ({"watchdog_timeout": float("nan")}, "watchdog_timeout is nan"),
         ({"watchdog_timeout": True}, "watchdog_timeout is True"),
         ({"kv_cache_fraction": "half"}, "kv_cache_fraction is 'half'"),
+        ({"kv_cache_fraction": 0.5}, "runs on the CPU; give kv_cache_memory or kv_cache_blocks"),
         ({"speculative_decoding": "draft", "draft_engine": 5}, "draft_engine is 5"),
     ],
 )

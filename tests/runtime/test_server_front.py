@@ -189,6 +189,8 @@ def test_pages_of_allowed_origins_may_call_and_read_even_errors(folder):
                 assert (answer.headers.get("access-control-allow-origin") == origin) == allowed
     with pytest.raises(EngineError, match="--allow-credentials"):
         CrossOrigin(["*"], credentials=True).check()
+    with pytest.raises(EngineError, match="needs --allowed-origins"):
+        CrossOrigin(credentials=True).check()
 
 
 def test_without_allowed_origins_no_page_may_read_an_answer(server):
