@@ -31,7 +31,7 @@ SANITIZED := -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1"
 cpp-test: $(VENV)/installed-dev
 	cmake -S . -B _build_asan $(SANITIZED) -DCASTIRON_SANITIZE=address,undefined
 	cmake --build _build_asan -j $(JOBS) --target host_tests runtime_tests
-	ctest --test-dir _build_asan --output-on-failure --no-tests=error
+	ctest --test-dir _build_asan -j $(JOBS) --output-on-failure --no-tests=error
 	cmake -S . -B _build_tsan $(SANITIZED) -DCASTIRON_SANITIZE=thread
 	cmake --build _build_tsan -j $(JOBS) --target runtime_tests
 	ctest --test-dir _build_tsan --output-on-failure --no-tests=error -R runtime

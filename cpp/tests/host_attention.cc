@@ -73,6 +73,16 @@ struct Layer {
                                                       : to_e4m3(std::clamp(ratio, -448.0, 448.0)));
     }
 
+    // All numbers of x [tokens, kv_heads * dim] as the cache has them.
+    [[nodiscard]] std::vector<double> cached(const Floats& x, int dim, const Floats& all) const {
+        std::vector<double> out;
+        for (size_t i = 0; i < x.size(); ++i) {
+            const auto head = i / static_cast<size_t>(dim) % static_cast<size_t>(s.kv_heads);
+            out.push_back(stored(x[i], all, static_cast<int>(head)));
+        }
+        return out;
+    }
+
     // Whether the matrix unit takes it, which rounds queries and weights to bf16.
     [[nodiscard]] bool rounds(const std::string& isa) const {
         return isa == "amx" && s.cache != DType::kF32 && s.head_dim % 32 == 0 && s.v_head_dim % 16 == 0;
@@ -85,7 +95,8 @@ struct Layer {
     [[nodiscard]] std::vector<double> expected(int begin, int count, const std::string& isa) const {
         std::vector<double> out;
         const auto queried = [&](size_t i) { return double{rounds(isa) ? round_bf16(q[i]) : q[i]}; };
-        const Floats k_scale = k_scales(), v_scale = v_scales();
+        const std::vector<double> keys_in_cache = cached(k, s.head_dim, k_scales()),
+                                  values_in_cache = cached(v, s.v_head_dim, v_scales());
         for (int i = 0; i < count; ++i) {
             for (int h = 0; h < s.q_heads; ++h) {
                 const int kv_head = h / (s.q_heads / s.kv_heads);
@@ -96,11 +107,9 @@ struct Layer {
                     if (s.chunk > 0 && i / s.chunk != j / s.chunk) continue;
                     double dot = 0;
                     for (int d = 0; d < s.head_dim; ++d) {
-                        dot +=
-                            queried(static_cast<size_t>(((begin + i) * s.q_heads + h) * s.head_dim + d)) *
-                            stored(
-                                k[static_cast<size_t>(((begin + j) * s.kv_heads + kv_head) * s.head_dim + d)],
-                                k_scale, kv_head);
+                        dot += queried(static_cast<size_t>(((begin + i) * s.q_heads + h) * s.head_dim + d)) *
+                               keys_in_cache[static_cast<size_t>(
+                                   ((begin + j) * s.kv_heads + kv_head) * s.head_dim + d)];
                     }
                     dot *= scale();
                     if (s.softcap > 0) dot = s.softcap * std::tanh(dot / s.softcap);
@@ -115,10 +124,9 @@ struct Layer {
                 for (int d = 0; d < s.v_head_dim; ++d) {
                     double sum = 0;
                     for (size_t j = 0; j < keys.size(); ++j) {
-                        sum += scores[j] *
-                               stored(v[static_cast<size_t>(
-                                          ((begin + keys[j]) * s.kv_heads + kv_head) * s.v_head_dim + d)],
-                                      v_scale, kv_head);
+                        sum +=
+                            scores[j] * values_in_cache[static_cast<size_t>(
+                                            ((begin + keys[j]) * s.kv_heads + kv_head) * s.v_head_dim + d)];
                     }
                     out.push_back(sum / total);
                 }
@@ -160,16 +168,16 @@ const std::vector<Setup>& setups() {
         {.q_heads = 60, .kv_heads = 1, .head_dim = 8, .v_head_dim = 8},
         {.q_heads = 2, .kv_heads = 1, .head_dim = 5, .v_head_dim = 7, .window = 37, .cache = DType::kBF16},
         {.q_heads = 2, .kv_heads = 2, .head_dim = 32, .v_head_dim = 48, .window = 37, .cache = DType::kBF16},
-        {.q_heads = 4,
+        {.q_heads = 2,
          .kv_heads = 1,
          .head_dim = 96,
          .v_head_dim = 16,
          .softcap = 2.0,
          .cache = DType::kBF16},
-        {.q_heads = 6,
-         .kv_heads = 2,
+        {.q_heads = 2,
+         .kv_heads = 1,
          .head_dim = 128,
-         .v_head_dim = 128,
+         .v_head_dim = 32,
          .chunk = 50,
          .cache = DType::kBF16,
          .sinks = true,
