@@ -7,8 +7,6 @@
 template <int kHigh, bool kFetch>
 CASTIRON_KERNEL void score_tiles(const std::byte* q, int64_t q_stride, int head_dim, const std::byte* keys,
                                  float* scores, NextLines next) {
-    const auto stride = static_cast<long>(q_stride);
-    const std::byte* below = q + kTileHeight * q_stride;
     clear_sums();
     for (int64_t at = 0; at < head_dim / 2 * kKeyLineBytes; at += 16 * kKeyLineBytes) {
         if constexpr (kFetch) {
@@ -17,58 +15,22 @@ CASTIRON_KERNEL void score_tiles(const std::byte* q, int64_t q_stride, int head_
                 prefetch(next.keys + line);
             }
         }
-        _tile_loadd(4, q, stride);
-        _tile_loadd(6, keys + at, kKeyLineBytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, keys + at + 64, kKeyLineBytes);
-        _tile_dpbf16ps(1, 4, 7);
+        multiply_bf16<kHigh, 2>(q, q_stride, keys + at, keys + at + 64, kKeyLineBytes);
         q += 64;
-        if constexpr (kHigh > 1) {
-            _tile_loadd(5, below, stride);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-            below += 64;
-        }
     }
-    _tile_stored(0, scores, kScoreStride * 4);
-    _tile_stored(1, scores + 16, kScoreStride * 4);
-    if constexpr (kHigh > 1) {
-        float* more = scores + kTileHeight * kScoreStride;
-        _tile_stored(2, more, kScoreStride * 4);
-        _tile_stored(3, more + 16, kScoreStride * 4);
-    }
+    store_sums<kHigh, 2>(scores, 16, kScoreStride);
 }
 
 // out = weights · values over the blocks [first, last), V times sixteen columns.
 template <int kHigh, int V>
 CASTIRON_KERNEL void value_tiles(const std::byte* const* blocks, int first, int last, int64_t v_head_dim,
                                  const std::byte* weights, int64_t column, float* out, int64_t out_stride) {
-    constexpr long kWeights = kScoreStride * 4;
-    const auto line = static_cast<long>(v_head_dim * 4), sums = static_cast<long>(out_stride * 4);
-    const std::byte* below = weights + kTileHeight * kWeights;
     clear_sums();
     for (int64_t block = first; block < last; ++block) {
         const std::byte* values = blocks[block] + column * 4;
-        _tile_loadd(4, weights + block * 64, kWeights);
-        _tile_loadd(6, values, line);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (V > 1) {
-            _tile_loadd(7, values + 64, line);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if constexpr (kHigh > 1) {
-            _tile_loadd(5, below + block * 64, kWeights);
-            _tile_dpbf16ps(2, 5, 6);
-            if constexpr (V > 1) _tile_dpbf16ps(3, 5, 7);
-        }
+        multiply_bf16<kHigh, V>(weights + block * 64, kScoreStride * 4, values, values + 64, v_head_dim * 4);
     }
-    _tile_stored(0, out, sums);
-    if constexpr (V > 1) _tile_stored(1, out + 16, sums);
-    if constexpr (kHigh > 1) {
-        float* more = out + kTileHeight * out_stride;
-        _tile_stored(2, more, sums);
-        if constexpr (V > 1) _tile_stored(3, more + 16, sums);
-    }
+    store_sums<kHigh, V>(out, 16, out_stride);
 }
 
 // The first `tokens` of a block of values, zeros behind: what lies there may be anything, not-a-number

@@ -33,38 +33,18 @@ template <int kHigh, int V>
 CASTIRON_KERNEL void bf16_block(const Bf16Panels& p, int64_t panel, const std::byte* x, int64_t x_stride,
                                 float* acc, int64_t acc_stride, const TileFetch& fetch) {
     const std::byte* w = p.weight + panel * p.panel_bytes;
-    const std::byte* second = x + kTileHeight * x_stride;
-    const auto stride = static_cast<long>(x_stride);
-    const auto step = [&](const std::byte* left, const std::byte* right) CASTIRON_UNROLLED {
-        _tile_loadd(4, x, stride);
-        _tile_loadd(6, left, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (V > 1) {
-            _tile_loadd(7, right, 64);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if constexpr (kHigh > 1) {
-            _tile_loadd(5, second, stride);
-            _tile_dpbf16ps(2, 5, 6);
-            if constexpr (V > 1) _tile_dpbf16ps(3, 5, 7);
-        }
-        x += 64;
-        second += 64;
-    };
     clear_sums();
     for (int64_t i = 0; i < p.whole; ++i) {
         TileFetch::ask<V>(fetch, i * 1024);
-        step(w, w + p.panel_bytes);
+        multiply_bf16<kHigh, V>(x, x_stride, w, w + p.panel_bytes, 64);
+        x += 64;
         w += 1024;
     }
-    if (p.last != nullptr) step(p.last + panel * 1024, p.last + (panel + 1) * 1024);
-    _tile_stored(0, acc, 64);
-    if constexpr (V > 1) _tile_stored(1, acc + acc_stride, 64);
-    if constexpr (kHigh > 1) {
-        float* below = acc + kTileHeight * 16;
-        _tile_stored(2, below, 64);
-        if constexpr (V > 1) _tile_stored(3, below + acc_stride, 64);
+    if (p.last != nullptr) {
+        const std::byte* last = p.last + panel * 1024;
+        multiply_bf16<kHigh, V>(x, x_stride, last, last + 1024, 64);
     }
+    store_sums<kHigh, V>(acc, acc_stride, 16);
 }
 
 // One tile of rows by four panels: weights come from memory, and four sums hide the latency of each other.

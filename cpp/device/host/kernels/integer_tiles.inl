@@ -91,10 +91,7 @@ CASTIRON_KERNEL void integer_tiles(const IntegerTile& t, int64_t rows, const Til
         const int64_t at = step * rounding.step, left = rounding.k - at;
         multiply_step<kHigh, V>(t, t.x + at, t.codes + at * 16, left < rounding.step ? left : rounding.step,
                                 depth, fetch);
-        _tile_stored(0, to, 64);
-        if constexpr (V > 1) _tile_stored(1, to + kPanelSums, 64);
-        if constexpr (kHigh > 1) _tile_stored(2, to + kTileHeight * 16, 64);
-        if constexpr (kHigh > 1 && V > 1) _tile_stored(3, to + kPanelSums + kTileHeight * 16, 64);
+        store_sums<kHigh, V>(to, kPanelSums, 16);
     };
     int turn = 0;
     for (int64_t step = 0; step < steps; step += 2, turn ^= 1) {

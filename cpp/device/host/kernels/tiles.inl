@@ -85,3 +85,36 @@ CASTIRON_INLINE void for_tile_pairs(int64_t rows, int64_t depth_bytes, F f) {
         f(begin, here);
     }
 }
+
+// Sums (tiles 0 to 3) += x · weights, both bf16: two tiles of rows, or one, `stride` bytes between rows, by V
+// tiles of weights, `line` bytes between their lines.
+template <int kHigh, int V>
+CASTIRON_INLINE void multiply_bf16(const std::byte* x, int64_t stride, const std::byte* left,
+                                   const std::byte* right, int64_t line) {
+    const auto rows = static_cast<long>(stride), lines = static_cast<long>(line);
+    _tile_loadd(4, x, rows);
+    _tile_loadd(6, left, lines);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (V > 1) {
+        _tile_loadd(7, right, lines);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (kHigh > 1) {
+        _tile_loadd(5, x + kTileHeight * stride, rows);
+        _tile_dpbf16ps(2, 5, 6);
+        if constexpr (V > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+// Stores these sums, numbers of four bytes: `stride` of them between rows, `panel` between the V panels.
+template <int kHigh, int V, typename T>
+CASTIRON_INLINE void store_sums(T* to, int64_t panel, int64_t stride) {
+    const auto bytes = static_cast<long>(stride * 4);
+    _tile_stored(0, to, bytes);
+    if constexpr (V > 1) _tile_stored(1, to + panel, bytes);
+    if constexpr (kHigh > 1) {
+        T* below = to + kTileHeight * stride;
+        _tile_stored(2, below, bytes);
+        if constexpr (V > 1) _tile_stored(3, below + panel, bytes);
+    }
+}
