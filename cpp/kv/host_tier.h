@@ -40,7 +40,6 @@ public:
 
     [[nodiscard]] int total() const { return slots_.total(); }
     [[nodiscard]] int filled() const { return slots_.filled(); }
-    [[nodiscard]] uint64_t block_bytes() const { return block_bytes_; }
     [[nodiscard]] int64_t saved() const { return saved_; }
     [[nodiscard]] int64_t loaded() const { return loaded_; }
 

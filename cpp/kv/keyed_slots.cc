@@ -13,10 +13,7 @@ PathKey path_key(const PathKey* parent, const CacheSalt& salt, std::span<const i
         hash.add(std::as_bytes(std::span(root)));
     }
     hash.add(std::as_bytes(tokens));
-    PathKey key{hash.finish()};
-    const bool lasting = parent != nullptr ? parent->lasting() : salt.adapter == 0;
-    key.digest[0] = (key.digest[0] & ~uint64_t{1}) | (lasting ? 0U : 1U);
-    return key;
+    return {hash.finish()};
 }
 
 KeyedSlots::KeyedSlots(int count)

@@ -15,8 +15,6 @@ namespace castiron {
 struct PathKey {
     Digest digest{};
 
-    // Whether it means the same in another process: adapters are numbered anew in each.
-    [[nodiscard]] bool lasting() const { return (digest[0] & 1) == 0; }
     bool operator==(const PathKey&) const = default;
 };
 

@@ -149,38 +149,38 @@ void KvCache::reserve(int num_blocks, bool huge_pages) {
     num_blocks_ = num_blocks;
 }
 
+int KvCache::checked(int block) const {
+    if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
+    return block;
+}
+
 void KvCache::copy_block(int from, int to) {
-    if (from < 0 || to < 0 || from >= num_blocks_ || to >= num_blocks_)
-        throw std::invalid_argument("KV block out of range");
-    if (from == to) return;
+    checked(from);
+    if (from == checked(to)) return;
     for (size_t i = 0; i < layers_.size(); ++i) {
-        const size_t bytes = layers_[i].block_bytes;
-        std::memcpy(data(i) + static_cast<size_t>(to) * bytes, data(i) + static_cast<size_t>(from) * bytes,
-                    bytes);
+        std::memcpy(block_at(i, to), block_at(i, from), layers_[i].block_bytes);
     }
 }
 
 void KvCache::save_block(int block, std::byte* to) const {
-    if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
+    checked(block);
     for (size_t i = 0; i < layers_.size(); ++i) {
-        const size_t bytes = layers_[i].block_bytes;
-        std::memcpy(to, data(i) + static_cast<size_t>(block) * bytes, bytes);
-        to += bytes;
+        std::memcpy(to, block_at(i, block), layers_[i].block_bytes);
+        to += layers_[i].block_bytes;
     }
 }
 
 void KvCache::load_block(const std::byte* from, int block) {
-    if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
+    checked(block);
     for (size_t i = 0; i < layers_.size(); ++i) {
-        const size_t bytes = layers_[i].block_bytes;
-        std::memcpy(data(i) + static_cast<size_t>(block) * bytes, from, bytes);
-        from += bytes;
+        std::memcpy(block_at(i, block), from, layers_[i].block_bytes);
+        from += layers_[i].block_bytes;
     }
 }
 
 void KvCache::write(size_t layer, int32_t block, int slot, const float* k, const float* v) const {
     const LayerView& l = layers_[layer];
-    std::byte* at = data(layer) + static_cast<size_t>(block) * l.block_bytes;
+    std::byte* at = block_at(layer, block);
     switch (l.shape.dtype) {
         case DType::kBF16:
             return write_pairs(l, at, slot, k, v);

@@ -51,6 +51,12 @@ public:
     void write(size_t layer, int32_t block, int slot, const float* k, const float* v) const;
 
 private:
+    // The block itself; throws std::invalid_argument for one that the pool does not have.
+    int checked(int block) const;
+    [[nodiscard]] std::byte* block_at(size_t layer, int block) const {
+        return data(layer) + static_cast<size_t>(block) * layers_[layer].block_bytes;
+    }
+
     std::vector<LayerView> layers_;
     uint64_t block_bytes_ = 0;
     int num_blocks_ = 0;
