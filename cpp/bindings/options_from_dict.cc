@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "bindings/python_value.h"
@@ -29,31 +30,37 @@ T choice(Fields& fields, const char* key, T now, std::initializer_list<std::pair
 Options options_from_dict(nb::handle dict) {
     Fields fields(dict, "options");
     Options options;
+    const auto given = [&](const char* key, auto read) {
+        const nb::object value = fields.optional(key);
+        if (value.is_valid() && !value.is_none()) read(value, fields.path(key));
+    };
+    // Of whatever integer type `to` is, up to `max`.
+    const auto whole = [&](const char* key, int64_t min, int64_t max, auto& to) {
+        given(key, [&](const nb::object& value, const std::string& path) {
+            to = static_cast<std::remove_reference_t<decltype(to)>>(as_integer(value, path, min, max));
+        });
+    };
     const auto integer = [&](const char* key, int min, int& to) {
-        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
-            to = static_cast<int>(
-                as_integer(value, fields.path(key), min, std::numeric_limits<int32_t>::max()));
-        }
+        whole(key, min, std::numeric_limits<int32_t>::max(), to);
     };
     const auto boolean = [&](const char* key, bool& to) {
-        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
-            to = as_bool(value, fields.path(key));
-        }
+        given(key, [&](const nb::object& value, const std::string& path) { to = as_bool(value, path); });
     };
+    const auto number = [&](const char* key, double& to) {
+        given(key, [&](const nb::object& value, const std::string& path) {
+            if (!PyFloat_Check(value.ptr())) bad_value(path, value, "a float");
+            to = PyFloat_AS_DOUBLE(value.ptr());
+        });
+    };
+    constexpr int64_t kAnything = std::numeric_limits<int64_t>::max();
     integer("num_threads", 0, options.host.num_threads);
     integer("kv_cache_blocks", 0, options.engine.kv_cache_blocks);
     integer("max_batch_size", 0, options.engine.max_batch_size);
     integer("max_num_tokens", 0, options.engine.max_num_tokens);
     integer("max_queue_size", 1, options.engine.max_queue_size);
-    if (const nb::object value = fields.optional("max_queued_tokens"); value.is_valid() && !value.is_none()) {
-        options.engine.max_queued_tokens =
-            as_integer(value, fields.path("max_queued_tokens"), 0, std::numeric_limits<int64_t>::max());
-    }
+    whole("max_queued_tokens", 0, kAnything, options.engine.max_queued_tokens);
     boolean("prefix_caching", options.engine.prefix_caching);
-    if (const nb::object value = fields.optional("host_tier_bytes"); value.is_valid() && !value.is_none()) {
-        options.engine.host_tier_bytes = static_cast<uint64_t>(
-            as_integer(value, fields.path("host_tier_bytes"), 0, std::numeric_limits<int64_t>::max()));
-    }
+    whole("host_tier_bytes", 0, kAnything, options.engine.host_tier_bytes);
     options.engine.scheduling =
         choice(fields, "scheduling_policy", options.engine.scheduling,
                {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
@@ -69,20 +76,14 @@ Options options_from_dict(nb::handle dict) {
     options.cuda.max_batch_size = options.engine.max_batch_size;
     options.cuda.vocab_limit = options.engine.vocab_limit;
     boolean("cuda_graphs", options.cuda.graphs);
-    const auto number = [&](const char* key, double& to) {
-        if (const nb::object value = fields.optional(key); value.is_valid() && !value.is_none()) {
-            if (!PyFloat_Check(value.ptr())) bad_value(fields.path(key), value, "a float");
-            to = PyFloat_AS_DOUBLE(value.ptr());
-        }
-    };
     number("kv_cache_fraction", options.cuda.kv_cache_fraction);
     number("watchdog_timeout", options.engine.watchdog_seconds);
     integer("max_loras", 0, options.engine.max_loras);
     integer("max_lora_rank", 0, options.host.max_lora_rank);
     boolean("huge_pages", options.host.huge_pages);
-    if (const nb::object value = fields.optional("isa"); value.is_valid() && !value.is_none()) {
-        options.host.isa = as_string(value, fields.path("isa"));
-    }
+    given("isa", [&](const nb::object& value, const std::string& path) {
+        options.host.isa = as_string(value, path);
+    });
     if (const nb::object value = fields.optional("kernel_images"); value.is_valid()) {
         options.kernel_images = value;
     }
