@@ -28,14 +28,20 @@ struct LinearTiles {
     bool rows_first = false;  // hand out all rows of a chunk before the next chunk
 };
 
+// At most `most` rows in a tile, and fewer where that gives too few tiles for the threads, but not below
+// `least`.
+[[nodiscard]] inline LinearTiles cut_rows(const LinearShape& shape, int64_t parts, int64_t most,
+                                          int64_t least, int64_t chunk) {
+    LinearTiles t{.row_tiles = (shape.rows + most - 1) / most, .chunk = chunk};
+    const int64_t chunks = (shape.blocks + chunk - 1) / chunk;
+    while (t.row_tiles * chunks < parts * 4 && shape.rows / t.row_tiles > least) ++t.row_tiles;
+    return t;
+}
+
 // Vectors: tiles of about the same height.
 [[nodiscard]] inline LinearTiles vector_tiles(const LinearShape& shape, int64_t parts) {
-    LinearTiles t;
-    t.row_tiles = (shape.rows + kMaxLinearRows - 1) / kMaxLinearRows;
-    t.chunk = std::clamp<int64_t>(shape.blocks / (parts * 8), 1, 4);
-    const int64_t chunks = (shape.blocks + t.chunk - 1) / t.chunk;
-    while (t.row_tiles * chunks < parts * 4 && shape.rows / t.row_tiles > 24) ++t.row_tiles;
-    return t;
+    const int64_t chunk = std::clamp<int64_t>(shape.blocks / (parts * 8), 1, 4);
+    return cut_rows(shape, parts, kMaxLinearRows, 24, chunk);
 }
 
 // A matrix unit is faster than memory brings weights: two panels at a time, for as many rows as stay in the
@@ -44,10 +50,8 @@ struct LinearTiles {
     constexpr int64_t kNearBytes = int64_t{1} << 20;
     const int64_t most = std::min(static_cast<int64_t>(kLinearSumFloats) / (2 * 16),
                                   std::max(kNearBytes / shape.row_bytes, kMaxLinearRows));
-    LinearTiles t{.row_tiles = (shape.rows + most - 1) / most, .chunk = 2 / shape.panels_per_block};
+    LinearTiles t = cut_rows(shape, parts, most, 2 * shape.height, 2 / shape.panels_per_block);
     t.rows_first = true;
-    const int64_t chunks = (shape.blocks + t.chunk - 1) / t.chunk;
-    while (t.row_tiles * chunks < parts * 4 && shape.rows / t.row_tiles > 2 * shape.height) ++t.row_tiles;
     return t;
 }
 
