@@ -10,7 +10,8 @@ from typing import Any
 
 from .errors import ApiError
 
-_NAME = re.compile(r"[\w.:/@-]{1,128}", re.ASCII)
+#: What a function may be called. A name that a model has made up is passed on, for the client to refuse.
+FUNCTION_NAME = re.compile(r"[\w.:/@-]{1,128}", re.ASCII)
 #: Each has a schema in the prompt and a rule in the grammar.
 _MAX_TOOLS = 1024
 
@@ -80,7 +81,7 @@ def _function(i: int, tool: Mapping[str, Any]) -> Function:
     if not isinstance(function, dict):
         raise ApiError(400, f"tools[{i}] has no object function", "tools")
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise ApiError(
             400,
             f"tools[{i}] has the name {str(name)[:80]!r}; expected 1 to 128 letters, digits or _ . : / @ -",

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 
-from .parser import FUNCTION_NAME, Parser
+from ..tools import FUNCTION_NAME
+from .parser import Parser
 from .reader import Reading
 
 CHANNEL, MESSAGE, START, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .parser import FUNCTION_NAME, Parser
+from ..tools import FUNCTION_NAME
+from .parser import Parser
 from .reader import Reading
 
 OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from typing import Any
 
+from ..tools import FUNCTION_NAME
 from .deltas import CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
 from .json_scanner import JsonScanner, json_object
 from .reader import Reading, TextReader
 
-#: What a function may be called; a name the request does not have is passed on, for the client to refuse.
-FUNCTION_NAME = re.compile(r"[\w.:/@-]{1,128}", re.ASCII)
 
-
-class Parser:
+class Parser(ABC):
     """Splits a text into deltas. One for each output.
 
     Subclasses give ``_answer``, which reads ``self._text`` and calls ``_say``, ``_think`` and the like.
@@ -52,8 +50,9 @@ class Parser:
             self._found.append(Content(self._blanks))
         return self._taken()
 
+    @abstractmethod
     def _answer(self) -> Reading[None]:
-        raise NotImplementedError
+        """Read the whole answer."""
 
     def _go_on(self) -> None:
         if self._reading is not None and next(self._reading, _OVER) is _OVER:
@@ -86,6 +85,24 @@ class Parser:
         """What has been read since the mark is no call: it is content."""
         self._say(self._text.raw)
         self._text.mark()
+
+    def _calls_at_beginning(self, tag: str, calls: Callable[[], Reading[None]]) -> Reading[None]:
+        """An answer whose calls nothing marks but that they come first in it, or behind ``tag``.
+
+        Args:
+            calls: reads calls at the cursor and moves the mark behind each.
+        """
+        text = self._text
+        yield from text.blanks()
+        self._give_up()
+        yield from text.take(tag)
+        tagged = True
+        while tagged:
+            text.mark()
+            yield from text.blanks()
+            yield from calls()
+            self._give_up()
+            tagged = (yield from text.until((tag,), self._say)) is not None
 
     def _start(self, name: str) -> int:
         self._ends_with_call = True

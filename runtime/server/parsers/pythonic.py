@@ -23,23 +23,18 @@ class PythonicParser(Parser):
     """A call is known at its closing bracket, and only functions of the request are called."""
 
     def _answer(self) -> Reading[None]:
+        yield from self._calls_at_beginning(OPEN, self._list)
+
+    def _list(self) -> Reading[None]:
         text = self._text
-        yield from text.blanks()
-        self._give_up()
-        yield from text.take(OPEN)
-        tagged = True
-        while tagged:
-            text.mark()
-            yield from text.blanks()
-            if (yield from text.take("[")) is not None:
-                while (yield from self._call()):
-                    if not (yield from self._sign(",")):
-                        yield from self._sign("]")
-                        yield from text.take(CLOSE)
-                        text.mark()
-                        break
-            self._give_up()
-            tagged = (yield from text.until((OPEN,), self._say)) is not None
+        if (yield from text.take("[")) is None:
+            return
+        while (yield from self._call()):
+            if not (yield from self._sign(",")):
+                yield from self._sign("]")
+                yield from text.take(CLOSE)
+                text.mark()
+                break
 
     def _call(self) -> Reading[bool]:
         yield from self._text.blanks()
