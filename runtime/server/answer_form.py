@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 
 from ..structured_output import StructuredOutput
 from .parsers import AnswerStyle
+from .parsers.json_scanner import json_object
 from .parsers.lark import Lark
 from .tools import ToolUse
 
@@ -56,8 +56,5 @@ def _expression(lark: Lark, wanted: StructuredOutput) -> str:
 
 def _schema(source: str) -> Mapping[str, object]:
     # Text that is no JSON is refused by the compiler of grammars, in its words.
-    try:
-        value = json.loads(source)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"type": source[:80]}
+    value = json_object(source)
+    return {"type": source[:80]} if value is None else value

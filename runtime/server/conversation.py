@@ -13,6 +13,7 @@ from castiron.errors import RequestError
 from ..tokenizer import Tokenizer
 from .errors import ApiError
 from .parsers import AnswerStyle
+from .parsers.json_scanner import json_object
 from .protocol import ChatBody
 from .tools import ToolUse
 
@@ -132,10 +133,7 @@ def _call(i: int, call: Any) -> dict[str, Any]:
     if arguments is None or arguments == "":
         arguments = {}
     elif isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
+        arguments = json_object(arguments)
     if not isinstance(arguments, dict):
         raise ApiError(
             400, f"messages[{i}]: the arguments of {function['name'][:80]!r} are no JSON object", "messages"

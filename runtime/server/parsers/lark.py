@@ -43,10 +43,9 @@ class Lark:
         self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
-    def json(self, schema: Mapping[str, Any] | str) -> str:
+    def json(self, schema: Mapping[str, Any]) -> str:
         """An expression for a JSON value of a schema."""
-        value = json.loads(schema) if isinstance(schema, str) else dict(schema)
-        return self.rule("%json " + json.dumps({**value, "x-guidance": _AS_WRITTEN}))
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": _AS_WRITTEN}))
 
     def any_of(self, bodies: Sequence[str]) -> str:
         """An expression for one of several."""
