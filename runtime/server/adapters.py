@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pydantic import BaseModel, ConfigDict, StrictStr
+from pydantic import StrictStr
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -12,21 +12,20 @@ from ..lora import Adapters
 from ..request_errors import AdapterNotFoundError
 from .body import parse
 from .errors import ApiError
+from .protocol import Body
 from .service import Service
 
 
-class LoadBody(BaseModel):
+class LoadBody(Body):
     """Which adapter, from which folder of the server."""
 
-    model_config = ConfigDict(extra="ignore")
     lora_name: StrictStr
     lora_path: StrictStr
 
 
-class UnloadBody(BaseModel):
+class UnloadBody(Body):
     """Which adapter."""
 
-    model_config = ConfigDict(extra="ignore")
     lora_name: StrictStr
 
 

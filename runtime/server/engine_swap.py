@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import Field, StrictStr
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -14,16 +14,16 @@ from castiron.errors import CastironError
 
 from .body import parse
 from .errors import ApiError
+from .protocol import Body
 from .served_engine import ExchangeRunningError
 from .service import Service
 
 _log = logging.getLogger("castiron.server")
 
 
-class SwapBody(BaseModel):
+class SwapBody(Body):
     """Which engine, from which folder of the server."""
 
-    model_config = ConfigDict(extra="ignore")
     engine: Annotated[StrictStr, Field(min_length=1)]
 
 

@@ -13,18 +13,20 @@ TokenList = list[StrictInt]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """Of all bodies: unknown fields are ignored."""
+
     model_config = ConfigDict(extra="ignore")
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """What to add to a stream."""
 
     include_usage: StrictBool | None = None
     continuous_usage_stats: StrictBool | None = None
 
 
-class JsonSchemaFormat(_Body):
+class JsonSchemaFormat(Body):
     """OpenAI's wrapping of a schema."""
 
     name: StrictStr | None = None
@@ -33,14 +35,14 @@ class JsonSchemaFormat(_Body):
     strict: StrictBool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """How the answer is to be shaped."""
 
     type: StrictStr = "text"
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """vLLM's extension: exactly one of the fields."""
 
     #: A schema, or its text.
@@ -51,7 +53,7 @@ class StructuredOutputs(_Body):
     grammar: StrictStr | None = None
 
 
-class _Generation(_Body):
+class _Generation(Body):
     """Fields that both endpoints share; None = the model's default, else the API's."""
 
     model: StrictStr | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
+from pydantic import StrictBool, StrictStr
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .body import parse, validated
 from .conversation import encode
 from .errors import ApiError
-from .protocol import ChatBody, TokenList
+from .protocol import Body, ChatBody, TokenList
 from .service import Service
 from .text_logprobs import token_name
 from .tools import tool_use
@@ -22,10 +22,9 @@ _OF_CHAT = (
 )
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Body):
     """A prompt, or messages for the chat template."""
 
-    model_config = ConfigDict(extra="ignore")
     model: StrictStr | None = None
     prompt: StrictStr | None = None
     messages: list[dict[str, Any]] | None = None
@@ -39,10 +38,9 @@ class TokenizeBody(BaseModel):
     return_token_strs: StrictBool | None = None
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(Body):
     """Token ids."""
 
-    model_config = ConfigDict(extra="ignore")
     model: StrictStr | None = None
     tokens: TokenList
 

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from ..protocol import Number
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+from ..protocol import Body, Number
 
 
-class OutputFormat(_Body):
+class OutputFormat(Body):
     """The form of the answer."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(_Body):
+class OutputConfig(Body):
     """How much to think, and the form of the answer."""
 
     effort: StrictStr | None = None
     format: OutputFormat | None = None
 
 
-class Thinking(_Body):
+class Thinking(Body):
     """Whether to think; a budget is not followed."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class ToolChoice(_Body):
+class ToolChoice(Body):
     """Which tools to use."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -41,7 +37,7 @@ class ToolChoice(_Body):
     disable_parallel_tool_use: StrictBool | None = None
 
 
-class CountBody(_Body):
+class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: StrictStr | None = None

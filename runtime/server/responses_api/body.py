@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from ..protocol import Number
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+from ..protocol import Body, Number
 
 
-class TextFormat(_Body):
+class TextFormat(Body):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -22,19 +18,19 @@ class TextFormat(_Body):
     strict: StrictBool | None = None
 
 
-class TextConfig(_Body):
+class TextConfig(Body):
     """About the text of the answer."""
 
     format: TextFormat | None = None
 
 
-class ReasoningConfig(_Body):
+class ReasoningConfig(Body):
     """About the reasoning."""
 
     effort: StrictStr | None = None
 
 
-class ResponsesBody(_Body):
+class ResponsesBody(Body):
     """POST /v1/responses."""
 
     model: StrictStr | None = None
