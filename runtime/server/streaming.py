@@ -30,6 +30,11 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(data: dict[str, Any]) -> bytes:
+    """The same, named by its ``type``, as clients of Anthropic's API and of OpenAI's Responses expect."""
+    return f"event: {data['type']}\n".encode() + event(data)
+
+
 def text_event(data: dict[str, Any], mark: str) -> Callable[[str], bytes]:
     """Makes events that are ``data`` with another text in the place of ``mark``, which is in it once.
 

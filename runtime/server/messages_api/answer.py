@@ -10,6 +10,7 @@ from typing import Any
 from ..chat_turn import ChatTurn, Piece
 from ..errors import describe
 from ..parsers import CallArguments, CallStart, Content, Delta, Message, Reasoning
+from ..streaming import named_event
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -29,12 +30,6 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     status, body = describe(error)
     kind = _ERROR_TYPES.get(status, "invalid_request_error")
     return status, {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
-
-
-def event(data: dict[str, Any]) -> bytes:
-    """One event, named by its type."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {data['type']}\ndata: {text}\n\n".encode()
 
 
 class Answer:
@@ -64,8 +59,8 @@ class Answer:
     async def events(self) -> AsyncIterator[bytes]:
         """The message as a stream: its head, blocks one after the other, its end."""
         start = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
-        yield event({"type": "message_start", "message": {**start, "usage": self._usage()}})
-        yield event({"type": "ping"})
+        yield named_event({"type": "message_start", "message": {**start, "usage": self._usage()}})
+        yield named_event({"type": "ping"})
         async for batch in self._turn.pieces():
             parts: list[bytes] = []
             for piece in batch:
@@ -74,9 +69,9 @@ class Answer:
                 if piece.finish_reason is not None:
                     parts += self._closed()
                     parts.append(
-                        event({"type": "message_delta", "delta": _end(piece), "usage": self._usage()})
+                        named_event({"type": "message_delta", "delta": _end(piece), "usage": self._usage()})
                     )
-                    parts.append(event({"type": "message_stop"}))
+                    parts.append(named_event({"type": "message_stop"}))
             if parts:
                 yield b"".join(parts)
 
@@ -100,16 +95,19 @@ class Answer:
             return []
         parts = self._closed()
         self._open, self._index = kind, self._index + 1
-        return [*parts, event({"type": "content_block_start", "index": self._index, "content_block": block})]
+        return [
+            *parts,
+            named_event({"type": "content_block_start", "index": self._index, "content_block": block}),
+        ]
 
     def _closed(self) -> list[bytes]:
         if self._open is None:
             return []
         self._open = None
-        return [event({"type": "content_block_stop", "index": self._index})]
+        return [named_event({"type": "content_block_stop", "index": self._index})]
 
     def _piece(self, delta: dict[str, Any]) -> bytes:
-        return event({"type": "content_block_delta", "index": self._index, "delta": delta})
+        return named_event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _head(self) -> dict[str, Any]:
         return {

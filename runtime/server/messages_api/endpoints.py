@@ -12,8 +12,8 @@ from ..chat_turn import ChatTurn, checked_tools
 from ..conversation import encode
 from ..errors import ApiError, response
 from ..service import Service
-from ..streaming import EventStream, while_connected
-from .answer import Answer, error_body, event
+from ..streaming import EventStream, named_event, while_connected
+from .answer import Answer, error_body
 from .body import CountBody, MessagesBody
 from .conversion import chat_body
 
@@ -25,7 +25,9 @@ async def create_message(service: Service, request: Request) -> Response:
         turn = await ChatTurn.begin(service, chat_body(body))
         answer = Answer(turn)
         if body.stream:
-            return EventStream(answer.events(), turn.close, lambda error: event(error_body(error)[1]), b"")
+            return EventStream(
+                answer.events(), turn.close, lambda error: named_event(error_body(error)[1]), b""
+            )
         try:
             return JSONResponse(await while_connected(request.receive, answer.whole()))
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..chat_turn import ChatTurn, Piece
 from ..parsers import CallArguments, CallBroken, CallStart, Content, Delta, Message, Reasoning
+from ..streaming import named_event
 from .body import ResponsesBody
 
 
@@ -187,9 +187,7 @@ class ResponseStream:
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return (
-            f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
-        )
+        return named_event(data)
 
 
 def _message(text: str) -> dict[str, Any]:
