@@ -10,6 +10,7 @@ import click
 from castiron.errors import EngineError
 
 from .common import printable
+from .server_report import show_ready
 
 if TYPE_CHECKING:
     from castiron.runtime.server.front import FrontConfig
@@ -95,5 +96,5 @@ def serve_several(
             all_of_them,
             app,
             listen,
-            ready=lambda port: click.echo(f"serving {name} on {listen.url(port)}{front.prefix}/v1"),
+            ready=lambda port: show_ready(name, listen, front.prefix, port),
         )

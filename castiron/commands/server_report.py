@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from castiron.runtime.server.listening import Listen
     from castiron.runtime.session import Session
 
-_BLOCK_TOKENS = 32
-
 
 def show_session(session: Session, phases: Mapping[str, float], options: Sequence[str]) -> None:
     """What people look for when a server starts: limits, room in the KV cache, where the time went."""
     from castiron import __version__
+    from castiron.engines.program import BLOCK_TOKENS
 
     info, stats = session.info, session.core.stats()
     count = f"{human_count(info.parameters)} parameters" if info.parameters else ""
@@ -32,7 +31,7 @@ def show_session(session: Session, phases: Mapping[str, float], options: Sequenc
         f"step, {info.max_seq_len} tokens a request"
     )
     if blocks := stats.get("kv_blocks_total"):
-        tokens = blocks * _BLOCK_TOKENS
+        tokens = blocks * BLOCK_TOKENS
         size = f", {human_bytes(stats['kv_bytes'])}" if "kv_bytes" in stats else ""
         click.echo(
             f"KV cache: {tokens} tokens{size}; maximum concurrency for {info.max_seq_len} tokens: "

@@ -29,11 +29,11 @@ async def get_stats(service: Service, request: Request) -> Response:
     """
     wanted = _number(request, "recent_steps", _MOST_STEPS)
     after = _number(request, "after_step", 1 << 62)
-    session = service.engine.session
-    stats = await service.off_loop(lambda: session.core.stats(wanted))
+    stats = await service.stats(wanted)
     steps = stats.pop("recent_steps", [])
     if after <= stats.get("steps", 0):  # else it counted the steps of an engine before this one
         steps = [step for step in steps if step["step"] > after]
+    session = service.engine.session
     info = session.info
     about: dict[str, Any] = {
         "model": service.model,
