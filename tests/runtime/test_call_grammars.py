@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import make_tokenizer
-import numpy as np
 import pytest
 from castiron.runtime.grammar import Grammars
 from castiron.runtime.server.answer_form import answer_form
@@ -13,7 +12,7 @@ from castiron.runtime.server.parsers import TOOL_STYLES, AnswerStyle, Message
 from castiron.runtime.server.tools import Function, ToolUse
 from castiron.runtime.structured_output import StructuredOutput
 from castiron.runtime.tokenizer import Tokenizer
-from test_structured_output import END, allowed
+from test_structured_output import END, allowed, drawn
 
 PARAMETERS = {
     "type": "object",
@@ -47,22 +46,6 @@ def grammars(tokenizer):
     return Grammars(tokenizer.folder / "tokenizer.json", tokenizer.backend.get_vocab_size(), [END])
 
 
-def drawn(grammars, tokenizer, form, seed, most=400):
-    """A text that follows the masks at random, special tokens included; None when it does not end in time."""
-    matcher = grammars.matcher(form)
-    rng = np.random.default_rng(seed)
-    tokens = []
-    for _ in range(most):
-        choices = allowed(matcher.mask())
-        assert choices
-        token = END if END in choices else int(rng.choice(choices))
-        if token == END:
-            return tokenizer.decode(tokens, skip_special_tokens=False)
-        tokens.append(token)
-        matcher.advance([token])
-    return None
-
-
 def read(style, text, opened=False):
     parser = style.parser([f.name for f in FUNCTIONS], opened)
     message = Message()
@@ -88,7 +71,7 @@ def test_what_is_drawn_is_calls_that_follow_their_schemas(grammars, tokenizer, n
     # Reasoning is free, so that at random it goes on for ever: not here.
     style = AnswerStyle(name, None, template, tokenizer.special_ids_by_text)
     form = answer_form(None, ToolUse([], FUNCTIONS, True, True), style, False)
-    texts = [drawn(grammars, tokenizer, form, seed) for seed in range(4)]
+    texts = [drawn(grammars.matcher(form), tokenizer, seed) for seed in range(4)]
     for text in texts:
         message = read(style, text)
         assert message.calls, text
@@ -100,7 +83,7 @@ def test_a_named_function_is_the_only_one_called_and_once(grammars, tokenizer):
     style = AnswerStyle("hermes", None, "", {})
     form = answer_form(None, ToolUse([], FUNCTIONS[:1], True, False), style, False)
     for seed in range(4):
-        (call,) = read(style, drawn(grammars, tokenizer, form, seed)).calls.values()
+        (call,) = read(style, drawn(grammars.matcher(form), tokenizer, seed)).calls.values()
         assert call.name == "weather"
 
 
@@ -131,7 +114,7 @@ def test_where_calls_are_free_an_answer_of_the_wanted_form_may_take_their_place(
     style = AnswerStyle("hermes", None, "", {})
     wanted = StructuredOutput(json={"enum": ["yes/no"]})
     form = answer_form(wanted, ToolUse([], FUNCTIONS, False, True), style, False)
-    texts = [drawn(grammars, tokenizer, form, seed) for seed in range(8)]
+    texts = [drawn(grammars.matcher(form), tokenizer, seed) for seed in range(8)]
     assert '"yes/no"' in texts
     assert any(read(style, text).calls for text in texts if text)
 
