@@ -22,10 +22,16 @@ from .tracing import OutputTimes
 
 @dataclass(slots=True)
 class Choice:
-    """One output: ``index`` counts over prompts and their n outputs."""
+    """One output.
+
+    Attributes:
+        index: counts over prompts and their n outputs.
+        request: of the engine; of several outputs that it finds, or that are the best of more, one of theirs.
+    """
 
     index: int
     prompt_ids: list[int]
+    request: Request | None = None
     tokens: int = 0
     first_token: float | None = None
     cached_tokens: int = 0
@@ -77,8 +83,11 @@ class Generation:
     def _start(self, ids: list[int], params: SamplingParams) -> None:
         choices = [Choice(len(self.choices) + k, ids) for k in range(params.n)]
         made = PromptOutputs(params, lambda k, update: self._put(choices[k], update))
+        first = len(self._requests)
         for j, part in enumerate(made.requests):
             self._requests.append(self._service.engine.start(ids, part, partial(made.take, j)))
+        for k, choice in enumerate(choices):
+            choice.request = self._requests[min(first + k, len(self._requests) - 1)]
         self.choices += choices
 
     def shorten(self, write: Callable[[Choice, Update], bool]) -> None:
@@ -183,9 +192,7 @@ class Generation:
 
     def _finish(self, choice: Choice, reason: str) -> None:
         choice.finished = True
-        # Each choice is a request of the engine, or one of several that such requests found.
-        request = self._requests[min(choice.index, len(self._requests) - 1)] if self._requests else None
-        waited = None if request is None else request.queue_seconds
+        waited = None if choice.request is None else choice.request.queue_seconds
         times = OutputTimes(
             choice.index,
             self._began,

@@ -17,10 +17,11 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 def spans(folder):
     """Runs requests against a server that traces, and returns the spans by name."""
 
-    def run(*requests):
+    def run(*requests, core=None):
+        core = core or FakeCore(step_seconds=0.005)
         exporter = InMemorySpanExporter()
         front = FrontConfig(tracer=Tracer("", exporter))
-        with live_server.serve(FakeCore(step_seconds=0.005), tokenizer_dir=folder, front=front) as (url, _):
+        with live_server.serve(core, tokenizer_dir=folder, front=front) as (url, _):
             for method, path, options in requests:
                 httpx.request(method, url + path, timeout=20, **options)
         found = {}
@@ -62,6 +63,22 @@ def test_a_request_has_a_span_below_the_clients_and_its_outputs_have_three_each(
         assert prefill.end_time == decode.start_time < decode.end_time <= request.end_time
         assert decode.end_time - decode.start_time > 7 * 4e6  # seven steps of 5 ms
         assert decode.attributes["gen_ai.response.finish_reasons"] == ("length",)
+
+
+class QueuedByLength(FakeCore):
+    """Requests waited as many milliseconds as their prompt has tokens."""
+
+    def _step(self, r):
+        event = super()._step(r)
+        event.queue_seconds = 0.001 * r.prompt
+        return event
+
+
+def test_the_best_of_several_tells_how_long_its_own_prompt_waited(spans):
+    best = completion(prompt=[[5], [5, 6, 7, 8]], best_of=3, temperature=1.0)
+    queues = {s.attributes["castiron.output"]: s for s in spans(best, core=QueuedByLength())["queue"]}
+    waited = [(queues[k].end_time - queues[k].start_time) / 1e6 for k in range(2)]
+    assert waited == pytest.approx([1.0, 4.0], abs=0.01)
 
 
 def test_refused_requests_have_spans_and_probes_have_none(spans):
