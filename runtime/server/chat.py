@@ -119,12 +119,7 @@ class _Answer:
             made = self._with(piece, piece.update, {"delta": {"content": MARK}})
             return text_event({**self._head, "choices": [made]}, MARK)
 
-        makers = [maker(choice) for choice in self._turn.choices]
-
-        def write(choice: Choice, update: Update) -> bool:
-            return not update.text or write_now(makers[choice.index](update.text))
-
-        self._turn.shorten(write)
+        self._turn.shorten(write_now, [maker(choice) for choice in self._turn.choices])
 
     def _wants_tokens(self, update: Update) -> bool:
         return bool(update.token_ids) and bool(self._body.logprobs or self._body.return_token_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from .generation import Choice, Generation
 from .parsers import AnswerStyle, CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
 from .protocol import ChatBody
 from .service import Service, refuse_unserved
+from .streaming import WriteNow
 from .structured import structured_output
 from .tools import ToolUse, tool_use
 
@@ -116,10 +117,10 @@ class ChatTurn:
         """The outputs."""
         return self._generation.choices
 
-    def shorten(self, write: Callable[[Choice, Update], bool]) -> None:
+    def shorten(self, write_now: WriteNow, makers: Sequence[Callable[[str], bytes]]) -> None:
         """See ``Generation.shorten``; where text may mean anything but content, all goes by ``pieces``."""
         if all(output.plain for output in self._outputs):
-            self._generation.shorten(write)
+            self._generation.shorten(write_now, makers)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""

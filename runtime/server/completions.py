@@ -168,11 +168,7 @@ class _Answer:
             text_event({**self._head, "choices": [self._choice(choice, Update(text=MARK), 0, "", [])]}, MARK)
             for choice in self._generation.choices
         ]
-
-        def write(choice: Choice, update: Update) -> bool:
-            return not update.text or write_now(makers[choice.index](update.text))
-
-        self._generation.shorten(write)
+        self._generation.shorten(write_now, makers)
 
     def _wants_tokens(self, update: Update) -> bool:
         return bool(update.token_ids) and (

@@ -17,6 +17,7 @@ from ..sampling_params import SamplingParams
 from .prompt_log import log_prompts
 from .request_context import current
 from .service import Service
+from .streaming import WriteNow
 from .tracing import OutputTimes
 
 
@@ -59,7 +60,8 @@ class Generation:
         self._service = service
         self.lora = params.lora
         self._queue: asyncio.Queue[tuple[Choice, Update]] = asyncio.Queue()
-        self._write: Callable[[Choice, Update], bool] | None = None
+        self._write_now: WriteNow | None = None
+        self._makers: Sequence[Callable[[str], bytes]] = ()
         #: Whether the task that reads ``batches`` has read all there was.
         self._reader_waits = False
         self._began = time.perf_counter()
@@ -90,22 +92,25 @@ class Generation:
             choice.request = self._requests[min(first + k, len(self._requests) - 1)]
         self.choices += choices
 
-    def shorten(self, write: Callable[[Choice, Update], bool]) -> None:
-        """Give updates that only add text to ``write`` as they come, on the event loop, without waking the
-        task that reads ``batches``: with many streams that is most of what a token costs.
+    def shorten(self, write_now: WriteNow, makers: Sequence[Callable[[str], bytes]]) -> None:
+        """Send updates that only add text as they come, on the event loop, without waking the task that reads
+        ``batches``: with many streams that is most of what a token costs.
 
-        The first and the last update of an output never go there, nor any while the task has some to read,
-        nor those that ``write`` does not take: it returns False.
+        The first and the last update of an output never go this way, nor any while the task has some to read,
+        nor those that ``write_now`` does not take.
+
+        Args:
+            makers: for each choice, what makes the event of a text.
         """
-        self._write = write
+        self._write_now, self._makers = write_now, makers
 
     def _put(self, choice: Choice, update: Update) -> None:
         if (
             self._reader_waits
-            and self._write is not None
+            and self._write_now is not None
             and update.finish_reason is None
             and choice.first_token is not None
-            and self._write(choice, update)
+            and (not update.text or self._write_now(self._makers[choice.index](update.text)))
         ):
             choice.tokens += len(update.token_ids)
             return
