@@ -32,7 +32,8 @@ _OPTIONS = (
         "--api-key",
         multiple=True,
         help="Clients must send one of these (in the variable: between spaces). With any key all paths but "
-        "/health, /health/live and /health/ready need one. Other users of the machine see command lines.",
+        "/health, /health/live, /health/ready and the page need one. Other users of the machine see command "
+        "lines.",
     ),
     click.option("--api-key-file", type=_file, help="YAML or JSON with more keys, each with limits."),
     click.option(
