@@ -11,9 +11,9 @@ export interface Series {
   color: string;
 }
 
-export interface ChartOptions {
+export interface ChartOptions<S extends Series = Series> {
   title: string;
-  series: Series[];
+  series: S[];
   kind: "line" | "stacked-area" | "stacked-bars";
   /** What a value is in the legend. */
   format: (value: number) => string;
@@ -27,14 +27,14 @@ export interface ChartOptions {
 
 type Columns = [number[], ...number[][]];
 
-export class Chart {
+export class Chart<S extends Series = Series> {
   readonly root: HTMLElement;
   private readonly canvas = el("div", { className: "plot" });
   private readonly values: HTMLElement[] = [];
   private plot: uPlot | null = null;
   private columns: Columns;
 
-  constructor(private readonly options: ChartOptions) {
+  constructor(readonly options: ChartOptions<S>) {
     this.columns = [[], ...options.series.map(() => [])] as Columns;
     const legend = options.series.map(({ label, color: name }) => {
       const value = el("b", {}, "–");

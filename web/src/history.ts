@@ -13,6 +13,7 @@ export interface Moment {
   looked: number;
   running: number;
   waiting: number;
+  /** Of the KV cache, tokens. */
   used: number;
   evictable: number;
   free: number;
@@ -52,9 +53,9 @@ export class History {
       looked: stats.prefix_query_tokens - before.stats.prefix_query_tokens,
       running: stats.running,
       waiting: stats.waiting,
-      used: stats.kv_blocks_used,
-      evictable: stats.kv_blocks_cached,
-      free: stats.kv_blocks_free,
+      used: stats.kv_blocks_used * stats.kv_block_tokens,
+      evictable: stats.kv_blocks_cached * stats.kv_block_tokens,
+      free: stats.kv_blocks_free * stats.kv_block_tokens,
     });
     this.moments = this.moments.filter((moment) => at - moment.at <= SHOWN_SECONDS * 1e3);
   }

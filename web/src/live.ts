@@ -1,100 +1,142 @@
 // The live view: what the engine does now, the last two minutes, its last steps, and what it is.
 
-import type { Stats } from "./api";
-import { Chart } from "./charts";
+import type { StepRecord, Stats } from "./api";
+import { Chart, type ChartOptions, type Series } from "./charts";
 import { byId, el } from "./dom";
 import { drawFacts } from "./facts";
 import { count, milliseconds, percent, short } from "./format";
-import { History, median, SHOWN_SECONDS, SHOWN_STEPS, stepSeconds } from "./history";
+import { History, median, type Moment, type Rate, SHOWN_SECONDS, SHOWN_STEPS, stepSeconds } from "./history";
+
+/** A series of a chart and its values, one for each x. */
+type Column = Series & { values: (history: History) => number[] };
 
 const ago = (seconds: number) => (seconds === 0 ? "now" : `${seconds} s`);
 const step = (value: number) => (Number.isInteger(value) ? `#${value}` : "");
+const perSecond = (value: number) => `${short(value)}/s`;
+
+const seconds = ({ moments }: History) => moments.map((m) => (m.at - moments.at(-1)!.at) / 1e3);
+const rate = (key: Rate) => (history: History) => history.rates(key);
+const moment = (of: (m: Moment) => number) => (history: History) => history.moments.map(of);
+
+// As many places as the chart has, so that bars do not grow thinner while it fills.
+const missing = ({ steps }: History) => SHOWN_STEPS - steps.length;
+const places = (history: History) => {
+  const [before, first] = [missing(history), history.steps[0]!.step];
+  return [...Array.from({ length: before }, (_, i) => first - before + i), ...history.steps.map((s) => s.step)];
+};
+const bar = (of: (s: StepRecord) => number) => (history: History) => [
+  ...Array<number>(missing(history)).fill(0),
+  ...history.steps.map(of),
+];
+
 // The axis always spans two minutes: time goes by at one speed from the first moment on.
-const TWO_MINUTES: [number, number] = [-SHOWN_SECONDS, 0];
-const rate = (value: number) => `${short(value)}/s`;
+const overTime = (options: Omit<ChartOptions<Column>, "xAxis">) =>
+  new Chart({ ...options, xAxis: ago, span: [-SHOWN_SECONDS, 0] });
+const overSteps = (options: Omit<ChartOptions<Column>, "xAxis" | "kind">) =>
+  new Chart({ ...options, kind: "stacked-bars", xAxis: step });
+
+function draw(charts: Chart<Column>[], x: number[], history: History): void {
+  for (const chart of charts) chart.set([x, ...chart.options.series.map(({ values }) => values(history))]);
+}
+
+/** What a tile says: its value and a note below. */
+const TILES: Record<string, (stats: Stats, history: History) => [string, string]> = {
+  Running: (stats) => [count(stats.running), `of ${count(stats.max_batch_size)}`],
+  Waiting: (stats) => [count(stats.waiting), stats.waiting ? `${count(stats.waiting_tokens)} tokens` : ""],
+  Generated: (_, history) => [perSecond(history.rates("generated").at(-1) ?? 0), "tokens"],
+  Prompts: (_, history) => [perSecond(history.rates("prompt").at(-1) ?? 0), "tokens computed"],
+  "KV cache in use": ({ kv_blocks_used: used, kv_blocks_total: total, kv_block_tokens: tokens }) => [
+    percent(used, total),
+    `${short(used * tokens)} of ${short(total * tokens)} tokens`,
+  ],
+  "Prefix hits": (_, history) => {
+    const [found, looked] = history.prefixHits();
+    return [percent(found, looked), looked ? `of ${short(looked)}, 2 min` : "no prompt, 2 min"];
+  },
+  Step: (_, history) => {
+    const lengths = history.steps.map(stepSeconds);
+    return lengths.length ? [milliseconds(median(lengths)), `median of ${lengths.length}`] : ["–", ""];
+  },
+  Finished: (stats) => {
+    const { stop = 0, length = 0, cancelled = 0, error = 0 } = stats.requests_finished;
+    const others = [error ? `${count(error)} failed` : "", cancelled ? `${count(cancelled)} cancelled` : ""];
+    return [count(stop + length), others.filter(Boolean).join(", ") || "none failed"];
+  },
+};
 
 export class Live {
   private readonly history = new History();
   private stats: Stats | null = null;
-  private readonly generated = new Chart({
-    title: "Generated tokens",
-    kind: "line",
-    series: [{ label: "per second", color: "ember" }],
-    format: short,
-    xAxis: ago,
-    span: TWO_MINUTES,
-    atLeast: 10,
+  private readonly overTime = [
+    overTime({
+      title: "Generated tokens",
+      kind: "line",
+      series: [{ label: "per second", color: "ember", values: rate("generated") }],
+      format: short,
+      atLeast: 10,
+    }),
+    overTime({
+      title: "Requests",
+      kind: "line",
+      series: [
+        { label: "running", color: "ember", values: moment((m) => m.running) },
+        { label: "waiting", color: "plum", values: moment((m) => m.waiting) },
+      ],
+      format: count,
+      atLeast: 4,
+    }),
+    overTime({
+      title: "Prompt tokens per second",
+      kind: "stacked-area",
+      series: [
+        { label: "computed", color: "steel", values: rate("prompt") },
+        { label: "from the cache", color: "leaf", values: rate("cached") },
+      ],
+      format: short,
+      atLeast: 10,
+    }),
+    overTime({
+      title: "KV cache, tokens",
+      kind: "stacked-area",
+      series: [
+        { label: "used", color: "ember", values: moment((m) => m.used) },
+        { label: "evictable", color: "leaf", values: moment((m) => m.evictable) },
+        { label: "free", color: "faint", values: moment((m) => m.free) },
+      ],
+      format: short,
+    }),
+  ];
+  private readonly overSteps = [
+    overSteps({
+      title: "Batch of each step, tokens",
+      series: [
+        { label: "decode", color: "ember", values: bar((s) => s.decode_tokens) },
+        { label: "guesses", color: "plum", values: bar((s) => s.draft_tokens) },
+        { label: "prefill", color: "steel", values: bar((s) => s.prefill_tokens) },
+      ],
+      format: count,
+      atLeast: 4,
+    }),
+    overSteps({
+      title: "Time of each step, ms",
+      series: [
+        { label: "device", color: "ember", values: bar((s) => s.forward_s * 1e3) },
+        { label: "sample", color: "steel", values: bar((s) => s.sample_s * 1e3) },
+        { label: "schedule", color: "leaf", values: bar((s) => (s.intake_s + s.schedule_s) * 1e3) },
+        { label: "guess", color: "plum", values: bar((s) => s.draft_s * 1e3) },
+      ],
+      format: short,
+    }),
+  ];
+  private readonly charts = [...this.overTime, ...this.overSteps];
+  private readonly tiles = Object.entries(TILES).map(([name, says]) => {
+    const [value, note] = [el("b", {}, "–"), el("small", {})];
+    byId("tiles").append(el("div", { className: "tile" }, el("span", {}, name), value, note));
+    return { value, note, says };
   });
-  private readonly prompts = new Chart({
-    title: "Prompt tokens per second",
-    kind: "stacked-area",
-    series: [
-      { label: "computed", color: "steel" },
-      { label: "from the cache", color: "leaf" },
-    ],
-    format: short,
-    xAxis: ago,
-    span: TWO_MINUTES,
-    atLeast: 10,
-  });
-  private readonly requests = new Chart({
-    title: "Requests",
-    kind: "line",
-    series: [
-      { label: "running", color: "ember" },
-      { label: "waiting", color: "plum" },
-    ],
-    format: count,
-    xAxis: ago,
-    span: TWO_MINUTES,
-    atLeast: 4,
-  });
-  private readonly pool = new Chart({
-    title: "KV cache, tokens",
-    kind: "stacked-area",
-    series: [
-      { label: "used", color: "ember" },
-      { label: "evictable", color: "leaf" },
-      { label: "free", color: "faint" },
-    ],
-    format: short,
-    xAxis: ago,
-    span: TWO_MINUTES,
-  });
-  private readonly batch = new Chart({
-    title: "Batch of each step, tokens",
-    kind: "stacked-bars",
-    series: [
-      { label: "decode", color: "ember" },
-      { label: "guesses", color: "plum" },
-      { label: "prefill", color: "steel" },
-    ],
-    format: count,
-    xAxis: step,
-    atLeast: 4,
-  });
-  private readonly time = new Chart({
-    title: "Time of each step, ms",
-    kind: "stacked-bars",
-    series: [
-      { label: "device", color: "ember" },
-      { label: "sample", color: "steel" },
-      { label: "schedule", color: "leaf" },
-      { label: "guess", color: "plum" },
-    ],
-    format: short,
-    xAxis: step,
-  });
-  private readonly all = [this.generated, this.requests, this.prompts, this.pool, this.batch, this.time];
-  private readonly tiles = new Map<string, [HTMLElement, HTMLElement]>();
 
   constructor() {
-    byId("charts").append(...this.all.map((chart) => chart.root));
-    for (const name of ["Running", "Waiting", "Generated", "Prompts", "KV cache in use", "Prefix hits", "Step", "Finished"]) {
-      const [value, note] = [el("b", {}, "–"), el("small", {})];
-      this.tiles.set(name, [value, note]);
-      byId("tiles").append(el("div", { className: "tile" }, el("span", {}, name), value, note));
-    }
+    byId("charts").append(...this.charts.map((chart) => chart.root));
   }
 
   take(stats: Stats): void {
@@ -112,80 +154,15 @@ export class Live {
   }
 
   redraw(): void {
-    for (const chart of this.all) chart.redraw();
-  }
-
-  private tile(name: string, value: string, note = ""): void {
-    const [shownValue, shownNote] = this.tiles.get(name)!;
-    shownValue.textContent = value;
-    shownNote.textContent = note;
+    for (const chart of this.charts) chart.redraw();
   }
 
   private draw(): void {
-    const stats = this.stats;
+    const { stats, history } = this;
     if (!stats) return;
-    const { history } = this;
-    const tokens = stats.kv_block_tokens;
-    const [found, looked] = history.prefixHits();
-    const lengths = history.steps.map(stepSeconds);
-    this.tile("Running", count(stats.running), `of ${count(stats.max_batch_size)}`);
-    this.tile("Waiting", count(stats.waiting), stats.waiting ? `${count(stats.waiting_tokens)} tokens` : "");
-    this.tile("Generated", rate(history.rates("generated").at(-1) ?? 0), "tokens");
-    this.tile("Prompts", rate(history.rates("prompt").at(-1) ?? 0), "tokens computed");
-    this.tile(
-      "KV cache in use",
-      percent(stats.kv_blocks_used, stats.kv_blocks_total),
-      `${short(stats.kv_blocks_used * tokens)} of ${short(stats.kv_blocks_total * tokens)} tokens`,
-    );
-    this.tile("Prefix hits", percent(found, looked), looked ? `of ${short(looked)}, 2 min` : "no prompt, 2 min");
-    this.tile(
-      "Step",
-      lengths.length ? milliseconds(median(lengths)) : "–",
-      lengths.length ? `median of ${lengths.length}` : "",
-    );
-
-    const { stop = 0, length = 0, cancelled = 0, error = 0 } = stats.requests_finished;
-    this.tile(
-      "Finished",
-      count(stop + length),
-      [error ? `${count(error)} failed` : "", cancelled ? `${count(cancelled)} cancelled` : ""].filter(Boolean).join(", ") || "none failed",
-    );
-
-    const { moments, steps } = history;
-    const now = moments.at(-1)?.at ?? 0;
-    const x = moments.map((m) => (m.at - now) / 1e3);
-    const column = (value: (m: (typeof moments)[number]) => number) => moments.map(value);
-    if (moments.length) {
-      this.generated.set([x, history.rates("generated")]);
-      this.prompts.set([x, history.rates("prompt"), history.rates("cached")]);
-      this.requests.set([x, column((m) => m.running), column((m) => m.waiting)]);
-      this.pool.set([
-        x,
-        column((m) => m.used * tokens),
-        column((m) => m.evictable * tokens),
-        column((m) => m.free * tokens),
-      ]);
-    }
-    if (steps.length) {
-      // As many places as the chart has, so that bars do not grow thinner while it fills.
-      const missing = Math.max(0, SHOWN_STEPS - steps.length);
-      const first = steps[0]!.step;
-      const places = [...Array.from({ length: missing }, (_, i) => first - missing + i), ...steps.map((s) => s.step)];
-      const bars = (value: (s: (typeof steps)[number]) => number) => [...Array<number>(missing).fill(0), ...steps.map(value)];
-      this.batch.set([
-        places,
-        bars((s) => s.decode_tokens),
-        bars((s) => s.draft_tokens),
-        bars((s) => s.prefill_tokens),
-      ]);
-      this.time.set([
-        places,
-        bars((s) => s.forward_s * 1e3),
-        bars((s) => s.sample_s * 1e3),
-        bars((s) => (s.intake_s + s.schedule_s) * 1e3),
-        bars((s) => s.draft_s * 1e3),
-      ]);
-    }
+    for (const { value, note, says } of this.tiles) [value.textContent, note.textContent] = says(stats, history);
+    if (history.moments.length) draw(this.overTime, seconds(history), history);
+    if (history.steps.length) draw(this.overSteps, places(history), history);
     drawFacts(byId("facts"), stats);
   }
 }
