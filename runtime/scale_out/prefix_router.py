@@ -70,8 +70,6 @@ class PrefixRouter:
         matches = {i: self._match(i, keys) for i in near}
         most = max(matches.values())
         best = [i for i in near if matches[i] == most]
-        if most == 0:
-            best = [i for i in available if self._replicas[i].load == least]
         lightest = min(self._replicas[i].load for i in best)
         best = [i for i in best if self._replicas[i].load == lightest]
         self._turn += 1  # equals take turns
