@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
 
 from castiron.runtime import loading
 from fake_core import FakeCore, make_session
+from server_calls import raw_post
 
 from castiron.cli import main
 
@@ -50,11 +51,8 @@ def start(*options):
 
 def post(port, body):
     """Send a completion request and return the socket, without waiting for the answer."""
-    data = json.dumps(body).encode()
     client = socket.create_connection(("127.0.0.1", port))
-    client.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
-    )
+    client.sendall(raw_post("/v1/completions", body))
     return client
 
 

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+from server_calls import raw_post
 from server_process import ServerProcess, report, running
 
 _PATHS = (
@@ -211,8 +212,7 @@ class Attack:
         return "dribbled to the end"
 
     def _request(self, path: str, body: bytes) -> bytes:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        return head.encode() + body
+        return raw_post(path, body, "Connection: close")
 
     def _post(self, path: str, body: bytes) -> str:
         return self._raw(self._request(path, body), half_close=False)

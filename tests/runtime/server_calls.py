@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 
 import httpx
@@ -24,6 +25,18 @@ def events(server, path, **body):
     assert parts[-2] == "data: [DONE]"
     assert all(p.startswith("data: ") for p in parts[:-1])
     return [json.loads(p[6:]) for p in parts[:-2]]
+
+
+def connect(url):
+    """A connection of our own, for what no HTTP client would do."""
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10)
+
+
+def raw_post(path, body, *headers):
+    """The bytes of a request; ``body``: bytes, or what is sent as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(data)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + data
 
 
 def says(folder, text):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import time
 from dataclasses import dataclass, field
 
 import httpx
+from server_calls import raw_post
 from server_process import ServerProcess, report, running
 
 
@@ -46,22 +46,18 @@ class Soak:
         leaves = rng.random() < self.disconnects
         last = rng.randint(0, tokens) if leaves else -1
         stream = rng.random() < 0.8
-        body = json.dumps(
-            {
-                "prompt": f"Story {rng.randrange(50)}: " + "once upon a time " * rng.randint(1, 20),
-                "max_tokens": tokens,
-                "ignore_eos": True,
-                "stream": stream,
-                "return_token_ids": True,
-                **({"stream_options": {"include_usage": True}} if stream else {}),
-                "n": rng.choice((1, 1, 1, 2)),
-            }
-        ).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
+        body = {
+            "prompt": f"Story {rng.randrange(50)}: " + "once upon a time " * rng.randint(1, 20),
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": stream,
+            "return_token_ids": True,
+            **({"stream_options": {"include_usage": True}} if stream else {}),
+            "n": rng.choice((1, 1, 1, 2)),
+        }
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port, limit=1 << 20)
         try:
-            writer.write(head.encode() + body)
+            writer.write(raw_post("/v1/completions", body, "Connection: close"))
             await writer.drain()
             if leaves and not stream:
                 await asyncio.sleep(rng.random())
@@ -74,7 +70,7 @@ class Soak:
                 if leaves and events > last:
                     self.left += 1
                     return
-            self.check(answer, tokens, json.loads(body)["n"], stream)
+            self.check(answer, tokens, body["n"], stream)
         finally:
             writer.close()
 

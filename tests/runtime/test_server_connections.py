@@ -16,13 +16,9 @@ import trustme
 from castiron.runtime.server.listening import Listen, open_sockets
 from cryptography.hazmat.primitives import serialization
 from fake_core import FakeCore
-from server_calls import wait_until
+from server_calls import connect, raw_post, wait_until
 
 from castiron.errors import EngineError
-
-
-def connect(url):
-    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10)
 
 
 def received(client):
@@ -36,12 +32,7 @@ def received(client):
     return b"".join(parts)
 
 
-def request(body, *headers):
-    lines = ["POST /v1/completions HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-BODY = json.dumps({"prompt": [5, 6], "max_tokens": 3}).encode()
+REQUEST = raw_post("/v1/completions", {"prompt": [5, 6], "max_tokens": 3})
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +119,7 @@ def hasty(folder):
         yield server
 
 
-@pytest.mark.parametrize("sent", [b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n", request(BODY)[:-1], b"\r\n"])
+@pytest.mark.parametrize("sent", [b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n", REQUEST[:-1], b"\r\n"])
 def test_a_request_that_is_not_complete_in_time_is_408_and_the_connection_ends(hasty, sent):
     with connect(hasty[0]) as client:
         client.sendall(sent)
@@ -141,11 +132,11 @@ def test_a_request_that_is_not_complete_in_time_is_408_and_the_connection_ends(h
 
 def test_dribbling_wins_no_time_also_on_a_connection_that_was_used_before(hasty):
     with connect(hasty[0]) as client:
-        client.sendall(request(BODY))
+        client.sendall(REQUEST)
         assert b"200 OK" in client.recv(65536)
         began = time.monotonic()
         with contextlib.suppress(OSError):  # broken pipe or reset, as the kernel likes
-            for byte in request(BODY) * 3:
+            for byte in REQUEST * 3:
                 client.sendall(bytes([byte]))
                 time.sleep(0.02)
         assert time.monotonic() - began < 5
@@ -163,8 +154,8 @@ def test_a_complete_request_may_take_longer_than_its_client_may_send(folder):
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
         # and so may the second of two that were sent at once
         with connect(url) as client:
-            one = request(json.dumps(body).encode())
-            client.sendall(one + request(json.dumps(body).encode(), "Connection: close"))
+            path, close = "/v1/completions", "Connection: close"
+            client.sendall(raw_post(path, body) + raw_post(path, body, close))
             assert received(client).count(b"HTTP/1.1 200 OK") == 2
 
 
@@ -211,7 +202,7 @@ def test_what_is_no_http_is_400_in_the_envelope(server, sent):
 def test_a_client_that_goes_before_its_body_is_complete_is_no_error_of_the_server(folder, caplog):
     with live_server.serve(tokenizer_dir=folder) as server:
         with connect(server[0]) as client:
-            client.sendall(request(BODY)[:-5])
+            client.sendall(REQUEST[:-5])
             time.sleep(0.1)
         assert httpx.get(server[0] + "/health").status_code == 200
         assert 'status="500"' not in httpx.get(server[0] + "/metrics").text
@@ -222,9 +213,9 @@ def test_a_client_that_goes_before_its_body_is_complete_is_no_error_of_the_serve
 def test_a_client_that_closes_its_sending_side_counts_as_gone(folder, stream):
     core = FakeCore(step_seconds=0.01)
     with live_server.serve(core, tokenizer_dir=folder) as (url, service):
-        body = json.dumps({"prompt": [5], "max_tokens": 250, "stream": stream}).encode()
+        body = {"prompt": [5], "max_tokens": 250, "stream": stream}
         with connect(url) as client:
-            client.sendall(request(body))
+            client.sendall(raw_post("/v1/completions", body))
             wait_until(lambda: service.engine.session.unfinished == 1)
             client.shutdown(socket.SHUT_WR)
             wait_until(lambda: service.engine.session.unfinished == 0)

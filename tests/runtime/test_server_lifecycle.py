@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 
 import fake_core
@@ -15,7 +14,7 @@ from castiron.runtime.async_engine import AsyncEngine
 from castiron.runtime.server.app import make_app
 from castiron.runtime.server.service import ServerConfig, Service
 from fake_core import FakeCore
-from server_calls import USER, events, post, wait_until
+from server_calls import USER, connect, events, post, raw_post, wait_until
 
 
 def test_metrics_count_what_was_served(folder):
@@ -52,11 +51,8 @@ def test_a_client_that_goes_frees_its_requests(folder, path, body, stream):
     core = FakeCore(step_seconds=0.01)
     count = body.get("n", 1)
     with live_server.serve(core, tokenizer_dir=folder) as (url, service):
-        port = int(url.rpartition(":")[2])
-        data = json.dumps({**body, "stream": stream}).encode()
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-            client.sendall(head.encode() + data)
+        with connect(url) as client:
+            client.sendall(raw_post(path, {**body, "stream": stream}))
             wait_until(lambda: service.engine.session.unfinished == count)
         wait_until(lambda: service.engine.session.unfinished == 0)
         assert len(core.cancelled) >= count

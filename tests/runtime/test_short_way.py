@@ -11,7 +11,7 @@ import pytest
 from castiron.runtime.server import http_protocol
 from castiron.runtime.server.streaming import MARK, event, text_event
 from fake_core import FakeCore
-from server_calls import USER, events, post, says, wait_until
+from server_calls import USER, events, post, raw_post, says, wait_until
 
 
 @pytest.fixture
@@ -79,15 +79,13 @@ def test_a_client_that_reads_slowly_gets_all_in_order(folder, counted):
     core = FakeCore(script=script)
     count = 2000
     body = {"prompt": [5], "max_tokens": count, "stream": True, "ignore_eos": True, "n": 8, "user": "x"}
-    data = json.dumps(body).encode()
     with (
         live_server.serve(core, tokenizer_dir=folder, max_seq_len=4096) as (url, service),
         socket.socket() as client,
     ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        client.sendall(raw_post("/v1/completions", body, "Connection: close"))
         wait_until(lambda: len(core.submitted) == 8 and service.engine.session.unfinished == 0, 60)
         time.sleep(0.1)
         answer = b""
