@@ -26,6 +26,7 @@ class ServerProcess:
         for line in self.process.stdout:
             if found := re.search(r"(http://127\.0\.0\.1:(\d+))/v1", line):
                 self.url, self.port = found[1], int(found[2])
+                threading.Thread(target=self.process.stdout.read, daemon=True).start()
                 return
         raise SystemExit(f"the server did not start: {''.join(self.log)}")
 

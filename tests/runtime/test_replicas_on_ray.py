@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from server_process import running
 
 pytest.importorskip("ray", reason="needs castiron[ray]: make ray-test")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -23,21 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def served(engine_folder):
     """The base URL of two replicas of the tiny engine, and their process."""
-    options = ("--replicas", "2", "--num-threads", "1", "--port", "0", "--disable-access-log")
-    command = [sys.executable, "-m", "castiron", "serve-engine", str(engine_folder), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    head = []
-    for line in process.stdout:
-        head.append(line)
-        if found := re.search(r"on (http://127\.0\.0\.1:\d+)/v1", line):
-            break
-    else:
-        raise AssertionError("".join(head))
-    threading.Thread(target=process.stdout.read, daemon=True).start()
-    yield found[1], process
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    options = ("--replicas", "2", "--num-threads", "1", "--disable-access-log")
+    with running(str(engine_folder), *options) as server:
+        yield server.url, server.process
 
 
 def complete(url, prompt, **more):
