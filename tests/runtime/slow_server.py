@@ -40,51 +40,34 @@ class Behaviour:
 @contextmanager
 def serve(behaviour: Behaviour) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yields the base URL and the list of bodies that came."""
-    loop = asyncio.new_event_loop()
     bodies: list[dict[str, Any]] = []
     started = threading.Event()
-    port = 0
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None], int]] = []
 
     async def main() -> None:
-        nonlocal port
         server = await asyncio.start_server(
             lambda reader, writer: _answer(reader, writer, behaviour, bodies), "127.0.0.1", 0
         )
-        port = server.sockets[0].getsockname()[1]
+        task = asyncio.current_task()
+        assert task is not None
+        running.append((asyncio.get_running_loop(), task, server.sockets[0].getsockname()[1]))
         started.set()
         async with server:
             await server.serve_forever()
 
-    task = None
-
     def work() -> None:
-        nonlocal task
-        asyncio.set_event_loop(loop)
-        task = loop.create_task(main())
-        with loop_errors():
-            loop.run_until_complete(task)
-        pending = asyncio.all_tasks(loop)
-        for each in pending:
-            each.cancel()
-        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-        loop.close()
+        with suppress(asyncio.CancelledError):  # the end of the server is no error
+            asyncio.run(main())
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert started.wait(10)
+    loop, task, port = running[0]
     try:
         yield f"http://127.0.0.1:{port}", bodies
     finally:
-        assert task is not None
         loop.call_soon_threadsafe(task.cancel)
         thread.join(10)
-
-
-@contextmanager
-def loop_errors() -> Iterator[None]:
-    """The end of the server is no error."""
-    with suppress(asyncio.CancelledError):
-        yield
 
 
 async def _answer(
