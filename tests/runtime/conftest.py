@@ -6,8 +6,8 @@ import live_server
 import make_tokenizer
 import pytest
 import tool_answers
-from castiron.runtime.tokenizer import Tokenizer
 from fake_core import FakeCore
+from server_calls import says
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def saying(tools_folder):
 
     def start(text, **options):
         end = tool_answers.END
-        core = FakeCore(script=[*Tokenizer(tools_folder).encode(text, add_special_tokens=False), end])
+        core = FakeCore(script=[*says(tools_folder, text), end])
         limits = {"eos_token_ids": (end,), "max_seq_len": 2048}
         running.append(live_server.serve(core, tokenizer_dir=tools_folder, **limits, **options))
         return *running[-1].__enter__(), core
