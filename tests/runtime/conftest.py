@@ -51,6 +51,15 @@ def engine_folder(tmp_path_factory):
     return tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False)
 
 
+@pytest.fixture(scope="module")
+def engine_server(engine_folder):
+    """A server over that engine in the real core."""
+    from core_engine import open_tiny
+
+    with live_server.serve_session(open_tiny(engine_folder)) as found:
+        yield found
+
+
 @pytest.fixture
 def start(engine_folder):
     """Starts the core on that engine, with options; shuts down all that were started."""

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from castiron.engines import open_engine
 from castiron.runtime import _core
+from castiron.runtime.loading import open_session
+from castiron.runtime.options import RuntimeOptions
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).parents[1] / "engines" / "tiny.py")
 assert _spec is not None
@@ -46,6 +48,11 @@ def arguments(folder: Path) -> dict[str, Any]:
         "tensors": dict(engine.tensors),
         "options": {"num_threads": 1},
     }
+
+
+def open_tiny(folder: Path) -> Any:
+    """A session over the engine, of one thread."""
+    return open_session(folder, options=RuntimeOptions(num_threads=1))
 
 
 def params(**fields: Any) -> Any:

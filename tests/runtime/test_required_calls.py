@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import live_server
 import pytest
-from castiron.runtime.loading import open_session
-from castiron.runtime.options import RuntimeOptions
-from core_engine import tiny
+from core_engine import open_tiny, tiny
 from server_calls import events, post
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -44,7 +42,7 @@ def server(engine_folder, tmp_path_factory):
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "</s>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    session = open_session(engine_folder, options=RuntimeOptions(num_threads=1))
+    session = open_tiny(engine_folder)
     session.info = replace(session.info, tokenizer_dir=folder)  # the engine came without
     with live_server.serve_session(session) as found:
         yield found

@@ -52,17 +52,6 @@ def test_the_page_can_be_left_out(monkeypatch, tmp_path):
         assert "make page" not in httpx.get(url).text
 
 
-@pytest.fixture(scope="module")
-def engine_server(engine_folder):
-    """Over the real core and the tiny engine."""
-    from castiron.runtime.loading import open_session
-    from castiron.runtime.options import RuntimeOptions
-
-    session = open_session(engine_folder, options=RuntimeOptions(num_threads=1))
-    with live_server.serve_session(session) as found:
-        yield found
-
-
 def test_stats_tell_each_step_once(engine_server):
     url = engine_server[0]
     before = httpx.get(f"{url}/stats").json()

@@ -14,7 +14,6 @@ pytest.importorskip("aiohttp", reason="needs castiron[bench]")
 
 import itertools
 
-import live_server
 import slow_server
 from castiron.runtime.serving_bench.benchmark import Benchmark
 from castiron.runtime.serving_bench.client import Client, Target
@@ -261,17 +260,12 @@ def test_our_own_server_is_measured(server):
         assert all(o.prompt_tokens and o.started < o.token_times[0] <= o.ended for o in measured.outcomes)
 
 
-def test_the_real_engine_is_measured(engine_folder):
-    from castiron.runtime.loading import open_session
-    from castiron.runtime.options import RuntimeOptions
-
+def test_the_real_engine_is_measured(engine_server):
     # The tiny engine has no tokenizer: its prompts are token ids, and so are its answers.
     body = {"prompt": [5, 9, 2, 30], "return_token_ids": True, "ignore_eos": True}
-    session = open_session(engine_folder, options=RuntimeOptions(num_threads=1))
-    with live_server.serve_session(session) as (url, _):
-        target = Target(url, "/v1/completions", "", extra_body=body)
-        made = Benchmark(target, "random", Shape(9, 4, 7), Load(max_concurrency=3))
-        name, measured = asyncio.run(made.measure(made.conversations(), no_progress))
+    target = Target(engine_server[0], "/v1/completions", "", extra_body=body)
+    made = Benchmark(target, "random", Shape(9, 4, 7), Load(max_concurrency=3))
+    name, measured = asyncio.run(made.measure(made.conversations(), no_progress))
     assert name == "fake"
     assert error_counts(measured.outcomes) == []
     assert [(o.prompt_tokens, o.output_tokens) for o in measured.outcomes] == [(4, 7)] * 9
