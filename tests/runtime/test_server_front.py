@@ -221,20 +221,25 @@ def test_the_request_id_of_the_client_comes_back_and_others_get_one(server, give
         assert got == given if kept else got not in ("", given)
 
 
-def test_json_log_lines_hold_ids_and_counts_but_no_prompt(folder, capsys):
+@pytest.fixture
+def own_logging():
+    """A test may configure the log; afterwards it is what it was."""
     root, castiron = logging.getLogger(), logging.getLogger("castiron")
     before = root.handlers, root.level, castiron.level
-    try:
-        with live_server.serve(tokenizer_dir=folder, front=keyed(access_log=True)) as server:
-            configure_logging("info", "json")
-            headers = {**BEARER, "X-Request-Id": "mine"}
-            complete(server, headers, prompt="hello secret", max_tokens=3)
-            complete(server, {"X-Request-Id": "other"})
-            httpx.get(server[0] + "/health")
-        text = capsys.readouterr().err
-    finally:
-        root.handlers, root.level = before[:2]
-        castiron.setLevel(before[2])
+    yield
+    root.handlers, root.level = before[:2]
+    castiron.setLevel(before[2])
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_json_log_lines_hold_ids_and_counts_but_no_prompt(folder, capsys):
+    with live_server.serve(tokenizer_dir=folder, front=keyed(access_log=True)) as server:
+        configure_logging("info", "json")
+        headers = {**BEARER, "X-Request-Id": "mine"}
+        complete(server, headers, prompt="hello secret", max_tokens=3)
+        complete(server, {"X-Request-Id": "other"})
+        httpx.get(server[0] + "/health")
+    text = capsys.readouterr().err
     lines = [json.loads(line) for line in text.splitlines()]
     assert [(x["request_id"], x["status"], x.get("api_key")) for x in lines] == [
         ("mine", 200, "team"),
@@ -247,17 +252,12 @@ def test_json_log_lines_hold_ids_and_counts_but_no_prompt(folder, capsys):
     assert KEY not in text
 
 
+@pytest.mark.usefixtures("own_logging")
 def test_text_log_lines_cannot_be_forged_by_clients(capsys):
-    root, castiron = logging.getLogger(), logging.getLogger("castiron")
-    before = root.handlers, root.level, castiron.level
-    try:
-        configure_logging("info", "text")
-        fields = {"path": "/a\nERROR forged\x1b[2J"}
-        logging.getLogger("castiron.access").info("request", extra={"fields": fields})
-        text = capsys.readouterr().err
-    finally:
-        root.handlers, root.level = before[:2]
-        castiron.setLevel(before[2])
+    configure_logging("info", "text")
+    fields = {"path": "/a\nERROR forged\x1b[2J"}
+    logging.getLogger("castiron.access").info("request", extra={"fields": fields})
+    text = capsys.readouterr().err
     assert len(text.splitlines()) == 1
     assert "\x1b" not in text
 
