@@ -133,6 +133,15 @@ def script(tab, *texts, field="content"):
     )
 
 
+def chats_of(tab):
+    """The bodies of the chat requests that it sends from now on."""
+    sent = []
+    tab.on(
+        "request", lambda r: sent.append(r.post_data_json) if r.url.endswith("/chat/completions") else None
+    )
+    return sent
+
+
 def set_length(tab, tokens):
     tab.fill("#max_completion_tokens", str(tokens))
 
@@ -165,10 +174,7 @@ def test_a_long_answer_is_stopped_by_the_button_and_by_escape(tab, server):
 
 
 def test_settings_travel_with_the_request(tab):
-    sent = []
-    tab.on(
-        "request", lambda r: sent.append(r.post_data_json) if r.url.endswith("/chat/completions") else None
-    )
+    sent = chats_of(tab)
     tab.fill("#system", "Be brief")
     tab.fill("#temperature", "0")
     tab.fill("#seed", "7")
@@ -192,10 +198,7 @@ def test_settings_travel_with_the_request(tab):
 
 
 def test_a_schema_is_sent_and_a_bad_one_is_told_before(tab):
-    sent = []
-    tab.on(
-        "request", lambda r: sent.append(r.post_data_json) if r.url.endswith("/chat/completions") else None
-    )
+    sent = chats_of(tab)
     tab.select_option("#format", "json_schema")
     tab.fill("#schema", "{")
     sync_api.expect(tab.locator("#schema-error")).to_contain_text("No JSON")
