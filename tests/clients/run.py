@@ -1,4 +1,4 @@
-"""Popular clients against the server on an engine: ``make client-check``.
+"""Popular clients against the server on an engine.
 
     python tests/clients/run.py ENGINE --venv .venv-clients [--reference HF_FOLDER]
 
