@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+#: The tests start a server within their process, as is done here.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "runtime"))
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,20 +51,26 @@ def main() -> None:
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
-    from castiron.runtime.async_engine import AsyncEngine
-    from castiron.runtime.bench import measure_throughput
+    import live_server
     from castiron.runtime.loading import open_session
     from castiron.runtime.options import RuntimeOptions
-    from castiron.runtime.server.app import make_app
-    from castiron.runtime.server.listening import Listen
-    from castiron.runtime.server.serve import serve
-    from castiron.runtime.server.service import ServerConfig, Service
 
     options = RuntimeOptions(
         num_threads=given.num_threads, max_batch_size=given.max_batch_size, max_queue_size=1 << 20
     )
     session = _tiny(options) if given.engine == "tiny" else open_session(given.engine, options=options)
     _ = session.tokenizer
+    with live_server.serve_session(session) as (url, _service):
+        (loop,) = (t.native_id for t in threading.enumerate() if t.name == live_server.THREAD)
+        threads = {"event_loop": loop, "events": session._thread.native_id}
+        return _measure_server(given, session, int(url.rpartition(":")[2]), threads)
+
+
+def _measure_server(
+    given: argparse.Namespace, session: Any, port: int, threads: dict[str, int | None]
+) -> dict[str, Any]:
+    from castiron.runtime.bench import measure_throughput
+
     sizes = {"input_len": given.input_len, "output_len": given.output_len}
     result: dict[str, Any] = {"streams": given.streams, **sizes}
 
@@ -76,39 +84,16 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             num_warmup=0,
         ).output_tokens_per_s
 
-    service = Service(AsyncEngine(session), ServerConfig(("m",)))
-    port: list[int] = []
-    server: list[Any] = []
-
-    def ready(actual: int) -> None:
-        port.append(actual)
-        server.append(threading.current_thread().native_id)
-
-    from castiron.runtime.server import serve as serving
-
-    class Server(serving._Server):  # type: ignore[misc]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            server.append(self)
-
-    serving._Server = Server  # type: ignore[misc]
-    thread = threading.Thread(
-        target=serve, args=(service, make_app(service), Listen(port=0)), kwargs={"ready": ready}
-    )
-    thread.start()
-    while not port:
-        time.sleep(0.01)
-    names = {"event_loop": thread.native_id, "events": session._thread.native_id}
-    order = {**sizes, "port": port[0], "requests": given.requests, "chat": given.chat}
+    order = {**sizes, "port": port, "requests": given.requests, "chat": given.chat, "streams": given.streams}
     direct()
-    _in_process({**order, "streams": given.streams})
-    engine, http, micros = [], [], {f"{n}_{k}": [] for n in names for k in ("user", "kernel")}
+    _in_process(order)
+    engine, http, micros = [], [], {f"{n}_{k}": [] for n in threads for k in ("user", "kernel")}
     for _ in range(given.rounds):
         engine.append(direct())
-        before = {name: _ticks(native) for name, native in names.items()}
-        done = _in_process({**order, "streams": given.streams})
+        before = {name: _ticks(native) for name, native in threads.items()}
+        done = _in_process(order)
         http.append(done["tokens"] / done["seconds"])
-        for name, native in names.items():
+        for name, native in threads.items():
             for kind, old, new in zip(("user", "kernel"), before[name], _ticks(native), strict=True):
                 micros[f"{name}_{kind}"].append((new - old) / _TICK / done["tokens"] * 1e6)
     result["engine_tokens_per_s"] = statistics.median(engine)
@@ -125,30 +110,19 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         "engine": statistics.median(ttft_engine) * 1e3,
     }
     result["ttft_ms_p50"]["added"] = result["ttft_ms_p50"]["http"] - result["ttft_ms_p50"]["engine"]
-    next(s for s in server if not isinstance(s, int)).handle_exit(15, None)
-    thread.join()
     return result
 
 
 def _tiny(options: Any) -> Any:
     """The tiny engine of the tests, larger in everything but its layer, with a byte-level tokenizer."""
-    import importlib.util
     import tempfile
     from dataclasses import replace
 
+    import make_tokenizer
     from castiron.engines import Limits
     from castiron.runtime.loading import open_session
+    from core_engine import tiny
 
-    tests = Path(__file__).parents[1] / "tests"
-    modules = []
-    for path in (tests / "engines" / "tiny.py", tests / "runtime" / "make_tokenizer.py"):
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        modules.append(importlib.util.module_from_spec(spec))
-        sys.modules[path.stem] = modules[-1]
-        spec.loader.exec_module(modules[-1])
-    tiny, make_tokenizer = modules
     tiny.VOCAB = 300
     tiny.LIMITS = Limits(max_batch_size=256, max_num_tokens=512, max_logit_rows=256, max_seq_len=1024)
     tiny.TOKENS = tiny.TOKENS.model_copy(update={"vocab_size": 300, "vocab_size_used": 300})

@@ -15,6 +15,9 @@ from castiron.runtime.server.listening import Listen
 from castiron.runtime.server.service import ServerConfig, Service
 from fake_core import FakeCore, make_session
 
+#: Name of the thread that the event loop runs in.
+THREAD = "server"
+
 
 @contextmanager
 def serve(
@@ -70,6 +73,7 @@ def serve_session(
         target=serving.serve,
         args=(service, make_app(service, front), where),
         kwargs={"ready": ready},
+        name=THREAD,
         daemon=True,
     )
     try:
