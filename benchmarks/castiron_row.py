@@ -33,12 +33,13 @@ from idle import Timing, time_calls
 def measure(
     engine: str, threads: int, repeat: int, batch: list[int], budget: float, reference: Path | None
 ) -> dict[str, Any]:
+    from castiron.runtime.bench import random_prompts
+
     from castiron import ModelRunner
 
     began = time.perf_counter()
     runner = ModelRunner.from_dir(engine, num_threads=threads)
     row: dict[str, Any] = {"load": time.perf_counter() - began}
-    info = runner.session.info
 
     def generate(prompts: list[list[int]], count: int) -> list[list[int]]:
         results = runner.generate(
@@ -56,11 +57,11 @@ def measure(
         row["same"] = next((i for i, (a, b) in pairs if a != b), min(len(found), len(ref["tokens"])))
 
     rng = random.Random(time.time_ns())
-    high = min(49000, info.vocab_size)
+    vocab = min(49000, runner.session.info.vocab_size)
 
     def timed(requests: int, length: int, count: int) -> list[Timing]:
         def call() -> None:
-            generate([[rng.randrange(20, high) for _ in range(length)] for _ in range(requests)], count)
+            generate(random_prompts(requests, length, vocab, rng), count)
 
         return time_calls(call, repeat, budget)
 
