@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,10 @@ class Benchmark:
 
     def _made(self, name: str, shape: Shape, seed: int) -> list[Conversation]:
         rng = random.Random(seed)
-        return make_dataset(name, shape, PromptMaker(rng, self._counter()), rng)
+        return make_dataset(name, shape, PromptMaker(rng, self._count), rng)
 
-    def _counter(self) -> Callable[[str], int] | None:
+    @cached_property
+    def _count(self) -> Callable[[str], int] | None:
         if self.tokenizer is None:
             return None
         from ..tokenizer import Tokenizer
