@@ -6,17 +6,18 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from castiron.runtime import _core
-from core_engine import arguments, generate, params, prompt, tiny
+from core_engine import arguments, generate, params, prompt
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return arguments(tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False))
+def made(engine_folder: Path) -> dict[str, Any]:
+    return arguments(engine_folder)
 
 
 @pytest.fixture(scope="module")

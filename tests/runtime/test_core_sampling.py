@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,8 @@ DRAWS = 1500
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tiny.write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny", golden=False)
-    engine = _core.Engine(**arguments(folder))
+def core(engine_folder: Path) -> Iterator[Any]:
+    engine = _core.Engine(**arguments(engine_folder))
     yield engine
     engine.shutdown()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from server_calls import wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "engines"))
 
-from tiny import TOKENS, VOCAB, TinyModel, write_tiny_engine
+from tiny import TOKENS, VOCAB, TinyModel
 
 from castiron.errors import RequestError
 
@@ -26,9 +26,8 @@ PROMPT = [5, 9, 2]
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
-    folder = write_tiny_engine(tmp_path_factory.mktemp("engine") / "tiny")
-    with ModelRunner.from_dir(folder, num_threads=1) as made:
+def runner(engine_folder: Path) -> Iterator[ModelRunner]:
+    with ModelRunner.from_dir(engine_folder, num_threads=1) as made:
         yield made
 
 
@@ -123,10 +122,7 @@ def test_a_cancelled_request_leaves_no_thread_behind(runner: ModelRunner) -> Non
     )
     next(stream)
     stream.close()
-    deadline = time.monotonic() + 10
-    while any(t.name.startswith("castiron-logits") for t in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not any(t.name.startswith("castiron-logits") for t in threading.enumerate()))
 
 
 def test_what_is_no_function_is_refused(runner: ModelRunner) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import fake_core
 import make_tokenizer
@@ -13,6 +12,7 @@ from castiron.runtime.model_runner import ModelRunner
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.tokenizer import Tokenizer
 from fake_core import FakeCore, greedy, make_session
+from server_calls import wait_until
 
 from castiron.errors import EngineError, RequestError
 
@@ -218,7 +218,7 @@ def test_leaving_a_stream_early_cancels_the_request():
         stream = runner.generate([1], max_new_tokens=200, streaming=True)
         next(stream)
         stream.close()
-        wait_until(lambda: runner.session.unfinished == 0)
+        wait_until(lambda: runner.session.unfinished == 0, 5)
         assert runner.session.core.cancelled
 
 
@@ -241,7 +241,7 @@ def test_a_stop_string_over_token_borders_cuts_text_and_frees_the_request(tokeni
         (out,) = runner.generate(prompts="x", stop=["three", ", t"], max_new_tokens=100)[0].outputs
         assert (out.text, out.finish_reason, out.stop_reason) == ("one two", "stop", ", t")
         assert out.token_ids == ids[: len(out.token_ids)]
-        wait_until(lambda: runner.session.unfinished == 0)
+        wait_until(lambda: runner.session.unfinished == 0, 5)
         (out,) = runner.generate(
             prompts="x", stop="two", include_stop_str_in_output=True, max_new_tokens=100
         )[0].outputs
@@ -405,10 +405,3 @@ def test_a_closed_runner_says_so():
     runner.close()
     with pytest.raises(EngineError, match="closed"):
         runner.generate([1])
-
-
-def wait_until(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.002)

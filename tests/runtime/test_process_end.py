@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import core_engine
 import pytest
 
 _RUNS = """
@@ -48,11 +47,10 @@ sys.exit(3)
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_the_process_ends_with_its_own_exit_code_whatever_still_runs(tmp_path: Path, case: str) -> None:
-    engine = core_engine.tiny.write_tiny_engine(tmp_path / "engine")
+def test_the_process_ends_with_its_own_exit_code_whatever_still_runs(engine_folder: Path, case: str) -> None:
     for _ in range(3):  # where the thread is at exit is chance
         done = subprocess.run(
-            [sys.executable, "-c", _RUNS + _CASES[case], str(engine)],
+            [sys.executable, "-c", _RUNS + _CASES[case], str(engine_folder)],
             capture_output=True,
             text=True,
             timeout=60,

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from server_calls import wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "engines"))
 
@@ -122,10 +123,7 @@ def test_a_beam_search_runs_beside_others_and_can_be_cancelled(runner, model):
     )
     next(searching)  # one has ended
     searching.close()
-    deadline = time.monotonic() + 10
-    while runner.stats()["kv_blocks_used"] + runner.stats()["kv_blocks_promised"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: runner.stats()["kv_blocks_used"] + runner.stats()["kv_blocks_promised"] == 0)
 
 
 def test_logprobs_are_the_log_softmax_of_the_float64_model(runner, model):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from server_calls import wait_until
 from server_process import running
 
 pytest.importorskip("ray", reason="needs castiron[ray]: make ray-test")
@@ -64,10 +64,7 @@ def test_a_replica_that_is_killed_costs_no_later_request_and_is_started_again(se
     os.kill(pid, signal.SIGKILL)
     statuses = [complete(url, [i + 1] * 40).status_code for i in range(10)]
     assert statuses == [200] * 10
-    deadline = time.monotonic() + 90
-    while httpx.get(f"{url}/health/ready").json()["replicas_up"] < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    wait_until(lambda: httpx.get(f"{url}/health/ready").json()["replicas_up"] == 2, 90)
     assert httpx.get(f"{url}/stats?replica=0", timeout=30).json()["model"] == "tiny"
 
 
@@ -76,10 +73,7 @@ def test_a_client_that_goes_frees_its_request(served):
     body = {"prompt": [3, 4], "max_tokens": 90, "ignore_eos": True, "stream": True, "return_token_ids": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
         next(answer.iter_raw())
-    deadline = time.monotonic() + 20
-    while httpx.get(f"{url}/health").json()["unfinished_requests"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: httpx.get(f"{url}/health").json()["unfinished_requests"] == 0, 20)
 
 
 def test_sigterm_finishes_what_was_accepted_and_leaves_with_0(served):

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
+from typing import Any
 
 import pytest
-from castiron.runtime import _core
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.step_trace import chrome_trace
-from core_engine import arguments, generate, tiny
+from core_engine import generate
 from fake_core import FakeEvent, make_session
 
 from castiron.errors import EngineError
 
 
-def test_steps_follow_each_other_in_the_trace(tmp_path: Path) -> None:
-    core = _core.Engine(**arguments(tiny.write_tiny_engine(tmp_path / "tiny", golden=False)))
+def test_steps_follow_each_other_in_the_trace(start: Any) -> None:
+    core = start()
     generate(core, [1, 2, 3], max_tokens=5)
     trace = json.loads(json.dumps(chrome_trace(core.stats(1024)["recent_steps"])))
-    core.shutdown()
     steps = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 1]
     assert [e["name"] for e in steps] == [f"step {i}" for i in range(1, 6)]
     assert [e["args"]["prefill_tokens"] for e in steps] == [3, 0, 0, 0, 0]
