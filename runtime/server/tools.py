@@ -34,7 +34,7 @@ class ToolUse:
 
     Attributes:
         tools: as given, for the chat template.
-        functions: those that may be called: all, or the one that ``tool_choice`` names.
+        functions: those that may be called: all, or what ``tool_choice`` names of them.
         required: the answer is a call, nothing else.
         parallel: there may be several calls in one answer.
     """
@@ -43,6 +43,11 @@ class ToolUse:
     functions: tuple[Function, ...]
     required: bool
     parallel: bool
+
+    @property
+    def limited(self) -> bool:
+        """The model is told of functions that it may not call."""
+        return len(self.functions) < len(self.tools)
 
 
 def tool_use(
@@ -67,10 +72,12 @@ def tool_use(
         raise ApiError(400, f"tools has two functions called {twice!r}; give each a name of its own", "tools")
     if choice == "none":
         return None
-    if isinstance(choice, dict):
-        functions = (_named(choice, functions),)
-    required = isinstance(choice, dict) or choice == "required"
-    return ToolUse(tools, functions, required, parallel)
+    if not isinstance(choice, dict):
+        return ToolUse(tools, functions, choice == "required", parallel)
+    if choice.get("type") == "allowed_tools":
+        allowed, required = _allowed(choice.get("allowed_tools"), functions)
+        return ToolUse(tools, allowed, required, parallel)
+    return ToolUse(tools, (_named(choice, functions),), True, parallel)
 
 
 def _function(i: int, tool: Mapping[str, Any]) -> Function:
@@ -102,14 +109,28 @@ def _function(i: int, tool: Mapping[str, Any]) -> Function:
     return Function(name, parameters)
 
 
+def _allowed(allowed: object, functions: Sequence[Function]) -> tuple[tuple[Function, ...], bool]:
+    """What ``allowed_tools`` names, in the order of the tools, and whether one of them must be called."""
+    mode, named = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(named, list) or not named:
+        raise ApiError(
+            400,
+            "tool_choice of type allowed_tools needs an object allowed_tools with a mode, auto or required, "
+            "and a list of one or more tools",
+            "tool_choice",
+        )
+    names = {_named(tool if isinstance(tool, dict) else {}, functions).name for tool in named}
+    return tuple(f for f in functions if f.name in names), mode == "required"
+
+
 def _named(choice: Mapping[str, Any], functions: Sequence[Function]) -> Function:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if choice.get("type", "function") != "function" or not isinstance(name, str):
         raise ApiError(
             400,
-            "tool_choice is an object of another form; expected "
-            '{"type": "function", "function": {"name": ...}}, or none, auto or required',
+            "tool_choice names a tool in another form; expected none, auto, required, or, also in "
+            'allowed_tools, {"type": "function", "function": {"name": ...}}',
             "tool_choice",
         )
     found = next((f for f in functions if f.name == name), None)

@@ -266,6 +266,26 @@ def test_an_answer_is_read_as_it_was_meant_however_it_is_cut(kind, text, content
         assert read(kind, pieces) == whole
 
 
+@pytest.mark.parametrize(("kind", "text", "content", "reasoning", "calls"), CASES)
+def test_calls_of_functions_that_may_not_be_called_are_content(kind, text, content, reasoning, calls):
+    if kind[0] is None:
+        return
+
+    def read_limited(pieces):
+        parser = style(*kind).parser(["weather"], False, only_known=True)
+        message = Message()
+        for piece in pieces:
+            message.add(parser.push(piece))
+        message.add(parser.flush())
+        return message
+
+    whole = read_limited([text])
+    assert all(call.name == "weather" for call in whole.calls.values())
+    assert whole.reasoning == reasoning
+    assert read_limited(list(text)) == whole
+    assert {name for name, _ in calls} <= {"weather"} or len(whole.content) > len(content)
+
+
 def test_reasoning_that_the_prompt_has_begun_needs_no_opening():
     assert read((None, "think"), ["Hm.\n", "</think>\n\nYes."], opened=True) == ("Yes.", "Hm.", [])
 

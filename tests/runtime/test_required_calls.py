@@ -48,7 +48,11 @@ def server(engine_folder, tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, ALLOWED])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_weights_call_the_function_with_arguments_of_its_schema(server, choice, seed):
     answer = post(server, "/v1/chat/completions", **ASK, tool_choice=choice, temperature=2, seed=seed)

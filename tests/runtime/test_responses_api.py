@@ -78,6 +78,20 @@ def test_a_conversation_goes_on_from_a_stored_response(saying, tools_folder):
         client.responses.create(model="fake", input="x", previous_response_id=unstored.id)
 
 
+def test_allowed_tools_limit_what_is_called(saying):
+    client = client_of(saying(CALL))
+    tools = [*TOOLS, {"type": "function", "name": "now"}]
+
+    def ask(name):
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": name}]}
+        return client.responses.create(model="fake", input="Hello", tools=tools, tool_choice=choice)
+
+    assert [item.type for item in ask("weather").output] == ["function_call"]
+    other = ask("now")
+    assert other.output_text == CALL
+    assert other.tool_choice.type == "allowed_tools"
+
+
 def test_what_is_cut_off_is_incomplete(saying):
     client = client_of(saying("one two three four five six"))
     answer = client.responses.create(model="fake", input="Hello", max_output_tokens=2)
@@ -110,6 +124,14 @@ BAD = [
     ({"tools": [{"type": "web_search"}]}, "tools"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
+    (
+        {
+            "tools": TOOLS,
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
+        },
+        "tool_choice",
+    ),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": "hot"}, "temperature"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),

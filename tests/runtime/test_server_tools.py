@@ -9,7 +9,7 @@ import make_tokenizer
 import pytest
 from castiron.runtime.tokenizer import Tokenizer
 from server_calls import USER, events, post
-from tool_answers import ASK, CALL, END, TOOL, prompt_of
+from tool_answers import ASK, CALL, END, OTHER, TOOL, prompt_of
 
 
 def test_a_call_is_in_the_message_and_ends_it(saying):
@@ -152,7 +152,38 @@ def test_without_calls_the_model_is_told_of_no_tools(saying, tools_folder):
     assert "weather" not in prompt_of(server[2], tools_folder)
 
 
+def allowed(mode, *names):
+    named = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+def test_only_allowed_tools_are_called_and_the_model_is_told_of_all(saying, tools_folder):
+    server = saying(CALL)
+    ask = {**ASK, "tools": [TOOL, OTHER]}
+    free = post(server, "/v1/chat/completions", **ask, tool_choice=allowed("auto", "weather", "now"))
+    assert free.json()["choices"][0]["finish_reason"] == "tool_calls"
+    limited = post(server, "/v1/chat/completions", **ask, tool_choice=allowed("auto", "now"))
+    (choice,) = limited.json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": CALL, "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    prompt = prompt_of(server[2], tools_folder)
+    assert json.dumps(TOOL) in prompt
+    assert json.dumps(OTHER) in prompt
+
+
 BAD = [
+    ({"tools": [TOOL], "tool_choice": allowed("none", "weather")}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto", "other")}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    (
+        {
+            "tools": [TOOL],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["weather"]}},
+        },
+        "tool_choice",
+    ),
+    ({"tool_choice": allowed("auto", "weather")}, "tool_choice"),
     ({"tools": []}, "tools"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
     ({"tools": [{"type": "function"}]}, "tools"),

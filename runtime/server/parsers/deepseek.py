@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..tools import FUNCTION_NAME
 from .parser import Parser
 from .reader import Reading
 
@@ -37,7 +36,7 @@ class DeepSeekParser(Parser):
         if name == "function" and (yield from text.peek()) != "{":
             fenced = yield from text.before(FENCE, most=128)
             name = "" if fenced is None else fenced[0].strip()
-        if not FUNCTION_NAME.fullmatch(name):
+        if not self._callable(name):
             self._give_up()
             return False
         yield from text.blanks()

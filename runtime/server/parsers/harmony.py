@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 
-from ..tools import FUNCTION_NAME
 from .parser import Parser
 from .reader import Reading
 
@@ -41,7 +40,7 @@ class HarmonyParser(Parser):
     def _message(self, head: str) -> Reading[None]:
         text = self._text
         recipient = _RECIPIENT.search(head)
-        if recipient is not None and FUNCTION_NAME.fullmatch(recipient[1]):
+        if recipient is not None and self._callable(recipient[1]):
             yield from text.blanks()
             if not (yield from self._arguments(recipient[1])):
                 yield from text.until(ENDS, self._say)

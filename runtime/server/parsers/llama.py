@@ -11,11 +11,13 @@ PYTHON_TAG = "<|python_tag|>"
 class LlamaJsonParser(Parser):
     """Nothing marks a call but the answer's beginning, so only functions of the request are called."""
 
+    _marked = False
+
     def _answer(self) -> Reading[None]:
         yield from self._calls_at_beginning(PYTHON_TAG, self._objects)
 
     def _objects(self) -> Reading[None]:
         text = self._text
-        while (yield from text.peek()) == "{" and (yield from self._call_object(only_known=True)):
+        while (yield from text.peek()) == "{" and (yield from self._call_object()):
             yield from self._sign(";")
             text.mark()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..tools import FUNCTION_NAME
 from .parser import Parser
 from .reader import Reading
 
@@ -31,7 +30,7 @@ class MistralParser(Parser):
         if found is not None and found[1] == CALL_ID:
             skipped = yield from self._text.before(ARGUMENTS, most=64)
             found = None if skipped is None else (found[0], ARGUMENTS)
-        if found is None or not FUNCTION_NAME.fullmatch(name := found[0].strip()):
+        if found is None or not self._callable(name := found[0].strip()):
             self._give_up()
             return
         if found[1] == "{":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, ClassVar
 
 from ..tools import FUNCTION_NAME
 from .deltas import CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
@@ -21,11 +21,16 @@ class Parser(ABC):
     around a call are left out.
 
     Args:
-        functions: names of the functions that the request offers.
+        functions: names of the functions that may be called.
+        only_known: a call of another function is content; else it is passed on, for the client to refuse.
     """
 
-    def __init__(self, functions: Collection[str] = ()) -> None:
+    #: Whether anything but the names of functions tells calls from content.
+    _marked: ClassVar[bool] = True
+
+    def __init__(self, functions: Collection[str] = (), only_known: bool = False) -> None:
         self._functions = frozenset(functions)
+        self._only_known = only_known or not self._marked
         self._text = TextReader()
         self._found: list[Delta] = []
         self._blanks = ""
@@ -104,6 +109,11 @@ class Parser(ABC):
             self._give_up()
             tagged = (yield from text.until((tag,), self._say)) is not None
 
+    def _callable(self, name: str) -> bool:
+        """Whether a call of this name is passed on as one."""
+        known = not self._only_known or name in self._functions
+        return known and FUNCTION_NAME.fullmatch(name) is not None
+
     def _start(self, name: str) -> int:
         self._ends_with_call = True
         index, self._calls = self._calls, self._calls + 1
@@ -133,18 +143,15 @@ class Parser(ABC):
         self._text.mark()
         return False
 
-    def _call_object(self, only_known: bool = False) -> Reading[bool]:
+    def _call_object(self) -> Reading[bool]:
         """A call as one object at the cursor, ``{"name": ..., "arguments": {...}}``. False where it is none;
         what has been read since the mark is content then, or said to be broken.
-
-        Args:
-            only_known: it is none unless the request has a function of the name.
         """
         text = self._text
         start = text.place
         name = yield from self._head()
         if name is not None:
-            if only_known and name not in self._functions:
+            if not self._callable(name):
                 self._give_up()
                 return False
             if not (yield from self._arguments(name)):
@@ -153,7 +160,7 @@ class Parser(ABC):
             text.mark()
             return True
         text.back(start)
-        return (yield from self._object_at_once(only_known))
+        return (yield from self._object_at_once())
 
     def _head(self) -> Reading[str | None]:
         """Read an object of the usual order up to the arguments; the name of the function."""
@@ -169,7 +176,7 @@ class Parser(ABC):
         if key is None or not (yield from self._sign(":")):
             return None
         name = yield from self._quoted()
-        if name is None or not FUNCTION_NAME.fullmatch(name) or not (yield from self._sign(",")):
+        if name is None or not (yield from self._sign(",")):
             return None
         if (yield from text.take(*_ARGUMENTS)) is None or not (yield from self._sign(":")):
             return None
@@ -196,7 +203,7 @@ class Parser(ABC):
         if not (yield from self._text.json(scanner, lambda _: None)):
             self._text.back(place)
 
-    def _object_at_once(self, only_known: bool) -> Reading[bool]:
+    def _object_at_once(self) -> Reading[bool]:
         """A call whose fields are in another order, or whose arguments are in a string: known at its end."""
         text = self._text
         start = text.place
@@ -207,7 +214,7 @@ class Parser(ABC):
             pieces: list[str] = []
             whole = yield from text.json(JsonScanner(), pieces.append)
             call = _call_of("".join(pieces)) if whole else None
-            if call is not None and not (only_known and call[0] not in self._functions):
+            if call is not None and self._callable(call[0]):
                 self._whole_call(*call)
                 return True
         self._give_up()
@@ -231,6 +238,4 @@ def _call_of(text: str) -> tuple[str, dict[str, Any]] | None:
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
         arguments = json_object(arguments)
-    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name) or not isinstance(arguments, dict):
-        return None
-    return name, arguments
+    return (name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None

@@ -22,6 +22,8 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
 class PythonicParser(Parser):
     """A call is known at its closing bracket, and only functions of the request are called."""
 
+    _marked = False
+
     def _answer(self) -> Reading[None]:
         yield from self._calls_at_beginning(OPEN, self._list)
 
@@ -40,7 +42,7 @@ class PythonicParser(Parser):
         yield from self._text.blanks()
         place = self._text.place
         head = yield from self._text.before("(", most=128)
-        if head is None or head[0].strip() not in self._functions:
+        if head is None or not self._callable(head[0].strip()):
             return False
         self._text.back(place)
         source = yield from self._balanced()

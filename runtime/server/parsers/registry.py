@@ -164,17 +164,20 @@ class AnswerStyle:
         opening, closing = REASONING_STYLES[self.reasoning].markers
         return ("" if opened else opening), closing
 
-    def parser(self, functions: Collection[str] | None, opened: bool) -> AnswerParser | None:
+    def parser(
+        self, functions: Collection[str] | None, opened: bool, only_known: bool = False
+    ) -> AnswerParser | None:
         """A parser for one output; None where its text is all content.
 
         Args:
             functions: names of those that may be called; None = no calls.
             opened: the prompt has begun the reasoning.
+            only_known: a call of another function is content in every style.
         """
         style = None if functions is None or self.tools is None else TOOL_STYLES[self.tools]
         if self.reasoning == "openai" or (style is not None and style.parser is HarmonyParser):
-            return HarmonyParser(functions or ())
-        calls = None if style is None else style.parser(functions or ())
+            return HarmonyParser(functions or (), only_known)
+        calls = None if style is None else style.parser(functions or (), only_known)
         if self.reasoning is None:
             return calls
         return Reasoned(ThinkParser(REASONING_STYLES[self.reasoning].markers, opened), calls)

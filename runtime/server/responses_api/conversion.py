@@ -138,10 +138,21 @@ def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
-        return {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_named(t) if isinstance(t, dict) else t for t in tools] if isinstance(tools, list) else tools
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+    if isinstance(choice, dict):
+        return _named(choice)
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
         raise ApiError(
             400, f"tool_choice is {choice[:80]!r}; expected none, auto, required or a function", "tool_choice"
         )
     return choice
+
+
+def _named(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function by name in the form of a chat; anything else as it is, to be refused there."""
+    if tool.get("type") == "function" and "name" in tool:
+        return {"type": "function", "function": {"name": tool["name"]}}
+    return tool
