@@ -32,7 +32,7 @@ class UnloadBody(Body):
 async def load_adapter(service: Service, request: Request) -> Response:
     """Load an adapter; 400 with the reason where it cannot be used."""
     adapters = _adapters(service)
-    body = await parse(request, LoadBody, service.config.max_body_bytes)
+    body = await parse(service, request, LoadBody)
     if body.lora_name in service.config.model_names:
         raise ApiError(400, f"{body.lora_name[:200]!r} is the name of the model itself", "lora_name")
     # Not by off_loop: files may be slow, and prompts wait for its few threads.
@@ -43,7 +43,7 @@ async def load_adapter(service: Service, request: Request) -> Response:
 async def unload_adapter(service: Service, request: Request) -> Response:
     """Forget an adapter; requests that use it go on. 404 where there is none of the name."""
     adapters = _adapters(service)
-    body = await parse(request, UnloadBody, service.config.max_body_bytes)
+    body = await parse(service, request, UnloadBody)
     try:
         adapters.unload(body.lora_name)
     except AdapterNotFoundError as e:

@@ -10,24 +10,40 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from .errors import ApiError
+from .large_json import parse_json
+from .request_context import current
+from .service import SMALL_BODY_BYTES, Service
 from .streaming import read_body
 
 _Body = TypeVar("_Body", bound=BaseModel)
 #: How pydantic names the types that a field may have, in the place of an error.
 _BRANCH = re.compile(r"str|int|float|bool|(list|dict|literal)\[.*")
 
+#: What it says of a value that is no JSON text any more, where JSON has other words.
+_OBJECT = re.compile(r"a valid dictionary(?: or instance of \w+)?")
 
-async def parse(request: Request, schema: type[_Body], limit: int) -> _Body:
+
+async def parse(service: Service, request: Request, schema: type[_Body]) -> _Body:
     """The body as ``schema``, whatever content type the client names.
 
     Raises:
         ApiError: 400 with the field, or 413.
     """
-    raw = await read_body(request, limit)
+    raw = await read_body(request, service.config.max_body_bytes)
+    if (context := current.get()) is not None:
+        context.body_bytes = len(raw)
+    return await service.by_size(lambda: _read(schema, raw))
+
+
+def _read(schema: type[_Body], raw: bytes) -> _Body:
     try:
-        return schema.model_validate_json(raw)
+        if len(raw) <= SMALL_BODY_BYTES:
+            return schema.model_validate_json(raw)
+        return schema.model_validate(parse_json(raw))
     except ValidationError as e:
         raise _refusal(e) from None
+    except ValueError as e:
+        raise ApiError(400, f"the body is not valid JSON: {e}") from None
 
 
 def validated(schema: type[_Body], fields: Mapping[str, Any]) -> _Body:
@@ -40,6 +56,7 @@ def validated(schema: type[_Body], fields: Mapping[str, Any]) -> _Body:
 
 def _refusal(error: ValidationError) -> ApiError:
     message, param = _first_problem(error.errors(include_url=False, include_context=False))
+    message = _OBJECT.sub("an object", message).replace("a valid list", "a valid array")
     return ApiError(400, message, param)
 
 

@@ -23,7 +23,7 @@ from .text_logprobs import chat_logprobs, prompt_logprobs
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """Answer one request."""
-    body = await parse(request, ChatBody, service.config.max_body_bytes)
+    body = await parse(service, request, ChatBody)
     turn = await ChatTurn.begin(service, body)
     answer = _Answer(service, body, turn)
     if body.stream:

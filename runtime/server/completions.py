@@ -25,7 +25,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 async def completions(service: Service, request: Request) -> Response:
     """Answer one request."""
-    body = await parse(request, CompletionBody, service.config.max_body_bytes)
+    body = await parse(service, request, CompletionBody)
     lora = service.admit(body.model)
     _check(body)
     # Before anything is done for each prompt: 16 MiB hold millions of them.

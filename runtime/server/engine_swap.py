@@ -34,7 +34,7 @@ async def swap_engine(service: Service, request: Request) -> Response:
     """
     if service.load_engine is None:
         raise ApiError(403, "the engine may not be exchanged here; start the server with --allow-engine-swap")
-    body = await parse(request, SwapBody, service.config.max_body_bytes)
+    body = await parse(service, request, SwapBody)
     load = service.load_engine
     before = service.slot.current.engine.session.info.name
     began = time.perf_counter()

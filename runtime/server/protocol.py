@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from ..sampling_params import MAX_N
 
-TokenList = list[StrictInt]
+_T = TypeVar("_T")
+#: A list whose first wrong item is told: one after the other millions of them would be noted.
+Items = Annotated[list[_T], Field(fail_fast=True)]
+TokenList = Items[StrictInt]
 #: JSON numbers; true and "1" are none.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -49,7 +52,7 @@ class StructuredOutputs(Body):
     json_: dict[str, Any] | StrictStr | None = Field(default=None, alias="json")
     json_object: StrictBool | None = None
     regex: StrictStr | None = None
-    choice: list[StrictStr] | None = None
+    choice: Items[StrictStr] | None = None
     grammar: StrictStr | None = None
 
 
@@ -74,7 +77,7 @@ class _Generation(Body):
     use_beam_search: StrictBool | None = None
     length_penalty: Number | None = None
     early_stopping: StrictBool | Literal["never"] | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: StrictStr | Items[StrictStr] | None = None
     stop_token_ids: TokenList | None = None
     include_stop_str_in_output: StrictBool | None = None
     ignore_eos: StrictBool | None = None
@@ -91,7 +94,7 @@ class _Generation(Body):
     return_tokens_as_token_ids: StrictBool | None = None
     logit_bias: dict[str, Number] | None = None
     allowed_token_ids: TokenList | None = None
-    bad_words: list[StrictStr] | None = None
+    bad_words: Items[StrictStr] | None = None
     no_repeat_ngram_size: StrictInt | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -102,7 +105,7 @@ class _Generation(Body):
 class CompletionBody(_Generation):
     """POST /v1/completions."""
 
-    prompt: StrictStr | list[StrictStr] | TokenList | list[TokenList]
+    prompt: StrictStr | Items[StrictStr] | TokenList | Items[TokenList]
     echo: StrictBool | None = None
     logprobs: StrictInt | None = None
     suffix: StrictStr | None = None
@@ -112,11 +115,11 @@ class CompletionBody(_Generation):
 class ChatBody(_Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[Items[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: StrictInt | None = None
     logprobs: StrictBool | None = None
     top_logprobs: StrictInt | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: StrictBool | None = None
     #: Given to the chat template, which knows what to do with it or ignores it.
@@ -125,4 +128,4 @@ class ChatBody(_Generation):
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Items[dict[str, Any]] | None = None

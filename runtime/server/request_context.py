@@ -27,6 +27,7 @@ class RequestContext:
         id: of the client's X-Request-Id, or made here.
         key: the API key's use; None where the server has no keys.
         began: seconds of ``time.perf_counter``.
+        body_bytes: of its body, once read.
         prompt_tokens, completion_tokens: of all its outputs so far.
         first_token: seconds from ``began`` to the first token.
         served: the engine that it runs on, from its first use to its end.
@@ -37,6 +38,7 @@ class RequestContext:
     id: str
     key: KeyUse | None = None
     began: float = field(default_factory=time.perf_counter)
+    body_bytes: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_token: float | None = None

@@ -25,6 +25,8 @@ from .served_engine import EngineSlot, ServedEngine, served
 from .structured import structured_output
 
 _T = TypeVar("_T")
+#: Up to this size a body is read faster than a thread is woken up for it, or nearly so.
+SMALL_BODY_BYTES = 32 << 10
 _DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _PASSED_ON = (
     "frequency_penalty",
@@ -166,6 +168,13 @@ class Service:
         _ = self._served  # chosen here: only the loop's thread counts who uses it
         run = copy_context().run
         return await asyncio.get_running_loop().run_in_executor(self._pool, run, work)
+
+    async def by_size(self, work: Callable[[], _T]) -> _T:
+        """Run CPU work that grows with the request's body: on a thread where that is large."""
+        context = current.get()
+        if context is None or context.body_bytes <= SMALL_BODY_BYTES:
+            return work()
+        return await self.off_loop(work)
 
     def in_background(self, work: Callable[[], None]) -> None:
         """The same for what nobody waits for."""

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from .body import parse, validated
 from .conversation import encode
 from .errors import ApiError
-from .protocol import Body, ChatBody, TokenList
+from .protocol import Body, ChatBody, Items, TokenList
 from .service import Service
 from .text_logprobs import token_name
 from .tools import tool_use
@@ -27,12 +27,12 @@ class TokenizeBody(Body):
 
     model: StrictStr | None = None
     prompt: StrictStr | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Items[dict[str, Any]] | None = None
     reasoning_effort: StrictStr | None = None
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool | None = None
@@ -47,7 +47,7 @@ class DetokenizeBody(Body):
 
 async def tokenize(service: Service, request: Request) -> Response:
     """The token ids that a request would have as its prompt."""
-    body = await parse(request, TokenizeBody, service.config.max_body_bytes)
+    body = await parse(service, request, TokenizeBody)
     service.admit(body.model)
     if (body.prompt is None) == (not body.messages):
         raise ApiError(400, "give either prompt, a text, or messages, a list that is not empty", "prompt")
@@ -66,7 +66,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    body = await parse(request, DetokenizeBody, service.config.max_body_bytes)
+    body = await parse(service, request, DetokenizeBody)
     service.admit(body.model)
     session = service.engine.session
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import make_tokenizer
 import pytest
@@ -151,3 +153,14 @@ def test_a_lone_surrogate_is_a_request_error(tmp_path):
     tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path))
     with pytest.raises(RequestError, match="Unicode"):
         tokenizer.encode("\ud800")
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tmp_path):
+    tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path))
+    worker = threading.Thread(target=tokenizer.encode, args=("lorem ipsum " * 30_000,))
+    turns = 0
+    worker.start()
+    while worker.is_alive():
+        turns += 1
+        time.sleep(0)
+    assert turns > 100, "one or two, where the tokenizer keeps the interpreter to itself"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from ..protocol import Body, Number
+from ..protocol import Body, Items, Number
 
 
 class OutputFormat(Body):
@@ -41,9 +41,9 @@ class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: StrictStr | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    system: StrictStr | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[Items[dict[str, Any]], Field(min_length=1)]
+    system: StrictStr | Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -54,7 +54,7 @@ class MessagesBody(CountBody):
 
     max_tokens: Annotated[StrictInt, Field(ge=1)]
     stop_sequences: (
-        Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(max_length=64)] | None
+        Annotated[Items[Annotated[StrictStr, Field(min_length=1)]], Field(max_length=64)] | None
     ) = None
     stream: StrictBool | None = None
     temperature: Annotated[Number, Field(ge=0, le=1)] | None = None

@@ -21,8 +21,9 @@ from .conversion import chat_body
 async def create_message(service: Service, request: Request) -> Response:
     """Answer one request."""
     try:
-        body = await parse(request, MessagesBody, service.config.max_body_bytes)
-        turn = await ChatTurn.begin(service, chat_body(body))
+        body = await parse(service, request, MessagesBody)
+        chat = await service.by_size(lambda: chat_body(body))
+        turn = await ChatTurn.begin(service, chat)
         answer = Answer(turn)
         if body.stream:
             return EventStream(
@@ -39,7 +40,8 @@ async def create_message(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     """How many tokens the prompt of a message has."""
     try:
-        body = chat_body(await parse(request, CountBody, service.config.max_body_bytes))
+        counted = await parse(service, request, CountBody)
+        body = await service.by_size(lambda: chat_body(counted))
         service.admit(body.model)
         use = checked_tools(service, body)
         tokenizer = service.engine.session.need_tokenizer

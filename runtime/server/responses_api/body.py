@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from ..protocol import Body, Number
+from ..protocol import Body, Items, Number
 
 
 class TextFormat(Body):
@@ -34,7 +34,7 @@ class ResponsesBody(Body):
     """POST /v1/responses."""
 
     model: StrictStr | None = None
-    input: StrictStr | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: StrictStr | Annotated[Items[dict[str, Any]], Field(min_length=1)]
     instructions: StrictStr | None = None
     max_output_tokens: Annotated[StrictInt, Field(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -48,7 +48,7 @@ class ResponsesBody(Body):
     temperature: Number | None = None
     top_p: Number | None = None
     text: TextConfig | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: StrictStr | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,7 +27,7 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """Answer one request: whole, as a stream, or later (``background``)."""
-        body = await parse(request, ResponsesBody, self._service.config.max_body_bytes)
+        body = await parse(self._service, request, ResponsesBody)
         if body.background and body.store is False:
             raise ApiError(400, "background needs store: the response is fetched by its id", "background")
         if body.background and body.stream:
@@ -38,11 +37,16 @@ class Responses:
         for name in ("conversation", "prompt"):
             if getattr(body, name) is not None:  # to ignore it would answer something else
                 raise ApiError(400, f"{name} is not supported; send input, or previous_response_id", name)
-        items = input_items(body)
+        items, earlier = input_items(body), None
         if body.previous_response_id is not None:
-            items = [*self._previous(body.previous_response_id), *items]
-        turn = await ChatTurn.begin(self._service, chat_body(body, items))
+            earlier = self._previous(body.previous_response_id)
+            items = [*earlier.conversation, *items]
+        convert = self._service.by_size if earlier is None else self._service.off_loop
+        chat = await convert(lambda: chat_body(body, items))
+        turn = await ChatTurn.begin(self._service, chat)
         stored = Stored(new_response(body, turn.model), items)
+        if earlier is not None:
+            stored.input_size += earlier.size
         if body.stream:
             return self._streamed(turn, stored)
         if body.background:
@@ -76,7 +80,7 @@ class Responses:
             await asyncio.wait([stored.task])
         return JSONResponse(stored.response)
 
-    def _previous(self, name: str) -> list[dict[str, Any]]:
+    def _previous(self, name: str) -> Stored:
         stored = self._store.get(name, "previous_response_id")
         if stored.response["status"] not in ("completed", "incomplete"):
             raise ApiError(
@@ -84,7 +88,7 @@ class Responses:
                 f"the response {name!r} is {stored.response['status']}; it can be gone on with once complete",
                 "previous_response_id",
             )
-        return stored.conversation
+        return stored
 
     def _streamed(self, turn: ChatTurn, stored: Stored) -> Response:
         stream = ResponseStream(turn, stored.response)

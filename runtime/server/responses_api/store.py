@@ -20,6 +20,11 @@ def _key_name() -> str | None:
     return None if request is None or request.key is None else request.key.name
 
 
+def _body_bytes() -> int:
+    request = current.get()
+    return 0 if request is None else request.body_bytes
+
+
 @dataclass(eq=False)
 class Stored:
     """A response and the conversation up to it.
@@ -28,14 +33,16 @@ class Stored:
         response: the object as clients see it.
         items: input of the conversation so far, without this response's output.
         task: works at it in the background; None = it has ended.
-        size: bytes of the two as JSON, about.
+        input_size: bytes of the items as JSON, about.
+        size: the same with the response.
         key_name: of the API key that it was made with; there is none for other keys.
     """
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
     task: asyncio.Task[None] | None = None
-    size: int = field(default=0)
+    input_size: int = field(default_factory=_body_bytes)
+    size: int = 0
     key_name: str | None = field(default_factory=_key_name)
 
     @property
@@ -54,7 +61,7 @@ class ResponseStore:
     def put(self, stored: Stored) -> None:
         """Keep a response, or what has become of it."""
         self._forget(stored.response["id"])
-        stored.size = len(json.dumps([stored.response, stored.items]))
+        stored.size = stored.input_size + len(json.dumps(stored.response["output"]))
         self._found[stored.response["id"]] = stored
         self._bytes += stored.size
         while len(self._found) > _MOST or self._bytes > _MOST_BYTES:
