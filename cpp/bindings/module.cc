@@ -23,6 +23,7 @@
 #include "bindings/python_value.h"
 #include "bindings/stats_to_dict.h"
 #include "bindings/weights_file.h"
+#include "bindings/without_gil.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/probe.h"
 #include "device/device.h"
@@ -77,7 +78,7 @@ std::unique_ptr<Drafter> make_draft_model(nb::handle dict, const Options& option
     if (options.engine.max_batch_size > 0) {
         limits.max_batch_size = std::min(limits.max_batch_size, options.engine.max_batch_size);
     }
-    const nb::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     const int most = options.engine.vocab_limit > 0 ? options.engine.vocab_limit : program->vocab_size;
     return std::make_unique<DraftModel>(make_host_device(program, options.host), limits, program->vocab_size,
                                         std::min(most, program->vocab_size), options.num_speculative_tokens);
@@ -109,7 +110,7 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
     {
         const WeightsFile weights(weights_path);
         weights.attach(*program, tensors);
-        const nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         std::unique_ptr<Device> device;
         const CudaDevice* on_gpu = nullptr;
         if (cuda) {
@@ -151,7 +152,7 @@ RequestId submit(PyEngine& self, const Prompt& prompt, const SamplingParams& par
         throw std::invalid_argument("cache_salt has " + std::to_string(cache_salt.size()) +
                                     " bytes; expected 16 or none");
     }
-    const nb::gil_scoped_release unlocked;  // it copies the prompt, and the engine's lock may be taken
+    const WithoutGil unlocked;  // it copies the prompt, and the engine's lock may be taken
     return self.engine->submit(tokens, params, options);
 }
 
@@ -171,12 +172,12 @@ AdapterId add_adapter(PyEngine& self, const std::map<std::string, std::tuple<Mat
                          static_cast<int64_t>(b.shape(0)),
                          scale};
     }
-    const nb::gil_scoped_release unlocked;  // `given` keeps the arrays
+    const WithoutGil unlocked;  // `given` keeps the arrays
     return self.engine->add_adapter(modules);
 }
 
 std::vector<Event> poll(PyEngine& self, double timeout) {
-    const nb::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     return self.engine->poll(seconds_from(timeout));
 }
 
@@ -233,7 +234,7 @@ nb::dict cpu_features() {
 nb::dict cuda_probe() {
     cuda::Probe found;
     {
-        const nb::gil_scoped_release unlocked;  // the driver may take seconds to start
+        const WithoutGil unlocked;  // the driver may take seconds to start
         found = cuda::probe();
     }
     nb::list devices;
@@ -379,15 +380,15 @@ NB_MODULE(_core, m) {
         .def("add_adapter", &add_adapter, "modules"_a)
         .def(
             "remove_adapter", [](PyEngine& self, AdapterId id) { self.engine->remove_adapter(id); },
-            "adapter"_a, nb::call_guard<nb::gil_scoped_release>())
+            "adapter"_a, nb::call_guard<WithoutGil>())
         .def(
             "cancel", [](PyEngine& self, RequestId id) { self.engine->cancel(id); }, "request_id"_a,
-            nb::call_guard<nb::gil_scoped_release>())
+            nb::call_guard<WithoutGil>())
         .def("poll", &poll, "timeout"_a)
         .def(
             "poll_masks",
             [](PyEngine& self, double timeout) {
-                const nb::gil_scoped_release unlocked;
+                const WithoutGil unlocked;
                 return self.engine->masks().poll(seconds_from(timeout));
             },
             "timeout"_a)
@@ -395,7 +396,7 @@ NB_MODULE(_core, m) {
             "give_mask",
             [](PyEngine& self, RequestId id, int num_output, const Mask& mask) {
                 const std::span<const uint32_t> words(mask.data(), mask.size());
-                const nb::gil_scoped_release unlocked;
+                const WithoutGil unlocked;
                 self.engine->masks().give(id, num_output, words);
             },
             "request_id"_a, "num_output"_a, nb::arg("mask").noconvert())
@@ -404,15 +405,15 @@ NB_MODULE(_core, m) {
             [](PyEngine& self, RequestId id, int num_output, const std::string& reason) {
                 self.engine->masks().refuse(id, num_output, reason);
             },
-            "request_id"_a, "num_output"_a, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
+            "request_id"_a, "num_output"_a, "reason"_a, nb::call_guard<WithoutGil>())
         .def(
             "poll_logits", [](PyEngine& self, RequestId id) { return self.engine->processors().poll(id); },
-            "request_id"_a, nb::call_guard<nb::gil_scoped_release>())
+            "request_id"_a, nb::call_guard<WithoutGil>())
         .def(
             "give_logits",
             [](PyEngine& self, RequestId id, int num_output, const Row& logits) {
                 const std::span<const float> row(logits.data(), logits.size());
-                const nb::gil_scoped_release unlocked;
+                const WithoutGil unlocked;
                 self.engine->processors().give(id, num_output, row);
             },
             "request_id"_a, "num_output"_a, nb::arg("logits").noconvert())
@@ -421,21 +422,19 @@ NB_MODULE(_core, m) {
             [](PyEngine& self, RequestId id, int num_output, const std::string& reason) {
                 self.engine->processors().refuse(id, num_output, reason);
             },
-            "request_id"_a, "num_output"_a, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
+            "request_id"_a, "num_output"_a, "reason"_a, nb::call_guard<WithoutGil>())
         .def(
             "stats",
             [](PyEngine& self, size_t recent_steps) {
                 EngineStats stats;
                 {
-                    const nb::gil_scoped_release unlocked;
+                    const WithoutGil unlocked;
                     stats = self.engine->stats(recent_steps);
                 }
                 return stats_to_dict(stats, self.engine->limits(), self.engine->pool_size(), self.fixed);
             },
             "recent_steps"_a = 0)
-        .def(
-            "shutdown", [](PyEngine& self) { self.engine->shutdown(); },
-            nb::call_guard<nb::gil_scoped_release>());
+        .def("shutdown", [](PyEngine& self) { self.engine->shutdown(); }, nb::call_guard<WithoutGil>());
 }
 
 }  // namespace castiron::bindings

@@ -30,6 +30,12 @@ next(stream)
 sys.exit(3)
 """,
     "a daemon thread in generate": "threading.Thread(target=busy, daemon=True).start(); sys.exit(3)",
+    "daemon threads that come back from the core while the interpreter ends": """
+core = runner.session.core
+for _ in range(16):
+    threading.Thread(target=lambda: [core.stats() for _ in iter(int, 1)], daemon=True).start()
+sys.exit(3)
+""",
     "an idle engine": "runner.generate(input_ids=[1], max_new_tokens=1); sys.exit(3)",
     "a forked child that uses it": """
 if os.fork() == 0:
