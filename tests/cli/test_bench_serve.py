@@ -41,7 +41,7 @@ def test_the_result_has_the_names_that_people_plot(tmp_path):
     saved = json.loads(path.read_text())
     assert (saved["gpu"], saved["run"], saved["model_id"]) == ("none", "1", "slow")
     assert saved["request_goodput"] == pytest.approx(saved["request_throughput"])
-    assert saved["p90_itl_ms"] >= saved["median_itl_ms"] >= 4.9
+    assert saved["p90_itl_ms"] >= saved["median_itl_ms"] > 0
     assert saved["mean_ttft_ms"] >= 20
     assert saved["output_lens"] == [4] * 6
     assert [len(gaps) for gaps in saved["itls"]] == [3] * 6

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def params(**fields: Any) -> Any:
 
 def prompt(tokens: Iterable[int]) -> np.ndarray[Any, Any]:
     return np.array(list(tokens), np.int32)
+
+
+@contextmanager
+def held(core: Any) -> Iterator[int]:
+    """The engine stands still within it: a request, whose id it gives, has logits to wait for."""
+    request = core.submit(prompt([1]), params(max_tokens=1, process_logits=True))
+    row = core.poll_logits(request)
+    try:
+        yield request
+    finally:
+        core.give_logits(request, row.num_output, row.logits)
 
 
 def finish(core: Any, ids: Iterable[int], seconds: float = 60.0) -> dict[int, Outcome]:

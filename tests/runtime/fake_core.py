@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,8 @@ from castiron.runtime.core_api import CoreTypes, EngineInfo
 from castiron.runtime.session import Session
 
 VOCAB = 300
+#: So many tokens that a request for them ends only by being cancelled; give twice that as `max_seq_len`.
+FOR_EVER = 1_000_000
 
 
 @dataclass
@@ -135,6 +139,8 @@ class FakeCore:
         self._running: dict[int, _Running] = {}
         self._waiting: deque[_Running] = deque()
         self._arrived = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
 
     def add_adapter(self, modules: dict[str, Any]) -> int:
         self.adapters.append(modules)
@@ -174,14 +180,26 @@ class FakeCore:
                 if request.id == request_id:
                     request.cancelled = True
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No step is made within it: what runs still runs, however long a busy machine takes to look."""
+        with self._lock:
+            self._free.clear()
+        try:
+            yield
+        finally:
+            self._free.set()
+
     def poll(self, timeout: float) -> list[FakeEvent]:
         if self.fail_with is not None:
             raise self.fail_with
-        if not self._arrived.wait(timeout):
+        if not (self._arrived.wait(timeout) and self._free.wait(timeout)):
             return []
         if self.step_seconds:
             time.sleep(self.step_seconds)
         with self._lock:
+            if not self._free.is_set():
+                return []
             while self._waiting and len(self._running) < self.max_batch_size:
                 request = self._waiting.popleft()
                 self._running[request.id] = request

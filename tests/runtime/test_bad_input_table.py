@@ -9,7 +9,7 @@ import live_server
 import pytest
 from castiron.runtime.server.api_keys import ApiKey, ApiKeys
 from castiron.runtime.server.front import FrontConfig
-from fake_core import FakeCore
+from fake_core import FOR_EVER, FakeCore
 from server_calls import USER, post, wait_until
 from tool_answers import TOOL
 
@@ -127,8 +127,8 @@ def test_no_key_or_a_bad_one_is_401(folder):
 
 def test_a_full_server_is_429_with_retry_after_and_n_counts_n(folder):
     core = FakeCore(step_seconds=0.02, max_batch_size=1)
-    with live_server.serve(core, tokenizer_dir=folder, max_queue_size=2) as server:
-        body = {"prompt": [5], "max_tokens": 200, "stream": True}
+    with live_server.serve(core, tokenizer_dir=folder, max_queue_size=2, max_seq_len=2 * FOR_EVER) as server:
+        body = {"prompt": [5], "max_tokens": FOR_EVER, "stream": True}
         with httpx.stream("POST", server[0] + COMPLETIONS, json=body, timeout=20) as running:
             lines = running.iter_lines()
             next(lines)

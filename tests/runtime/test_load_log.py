@@ -51,13 +51,19 @@ def test_an_idle_engine_has_no_line_and_one_that_only_waits_has():
 def test_the_server_logs_what_its_engine_does(caplog):
     async def run():
         session = make_session()
-        counted = iter(
-            [stats(), stats(generated=50, running=1), stats(generated=50)] + [stats(generated=50)] * 99
-        )
-        session.core.stats = lambda recent_steps=0: next(counted)
+        counted = [stats(), stats(generated=50, running=1), *[stats(generated=50)] * 5]
+        seen = asyncio.Event()
+
+        def next_stats(recent_steps=0):
+            if len(counted) == 1:
+                seen.set()
+                return counted[0]
+            return counted.pop(0)
+
+        session.core.stats = next_stats
         service = Service(AsyncEngine(session), ServerConfig(("fake",)))
         task = asyncio.create_task(log_load(service, seconds=0.02))
-        await asyncio.sleep(0.2)
+        await seen.wait()
         task.cancel()
         await service.close()
 

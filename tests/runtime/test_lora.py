@@ -237,13 +237,15 @@ def test_a_prepared_adapter_stays_until_the_request_has_it(adapters):
             async with engine.prepared(SamplingParams()):
                 await asyncio.sleep(0)
             c = adapters.acquire("c")
+            given_back = asyncio.Event()
+            adapters.release = lambda adapter: (Adapters.release(adapters, adapter), given_back.set())
             with adapters._lock:  # the client goes while its adapter is being looked for
                 preparing = asyncio.ensure_future(engine.prepared(replace(params, lora="c")).__aenter__())
                 await asyncio.sleep(0.01)
                 preparing.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await preparing
-            await asyncio.sleep(0.1)
+            await asyncio.wait_for(given_back.wait(), 20)
             assert c.users == 1
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ import httpx
 import live_server
 import pytest
 from castiron.runtime.tokenizer import Tokenizer
-from fake_core import FakeCore
+from fake_core import FOR_EVER, FakeCore
 from server_calls import USER
 from tool_answers import CALL, END, TOOL, prompt_of
 
@@ -177,8 +177,8 @@ def test_an_error_in_a_stream_is_an_event(tools_folder):
     core = FakeCore(
         script=Tokenizer(tools_folder).encode("word", add_special_tokens=False), step_seconds=0.01
     )
-    with live_server.serve(core, tokenizer_dir=tools_folder, max_seq_len=2048) as server:
-        body = {**ASK, "stream": True}
+    with live_server.serve(core, tokenizer_dir=tools_folder, max_seq_len=2 * FOR_EVER) as server:
+        body = {**ASK, "max_tokens": FOR_EVER, "stream": True}
         with httpx.stream("POST", server[0] + "/v1/messages", json=body, timeout=20) as answer:
             lines = answer.iter_lines()
             while "content_block_delta" not in next(lines):

@@ -11,7 +11,7 @@ import pytest
 from castiron.runtime.model_runner import ModelRunner
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.tokenizer import Tokenizer
-from fake_core import FakeCore, greedy, make_session
+from fake_core import FOR_EVER, FakeCore, greedy, make_session
 from server_calls import wait_until
 
 from castiron.errors import EngineError, RequestError
@@ -214,8 +214,8 @@ def test_streaming_gives_growing_results_that_end_with_the_whole(runner):
 
 
 def test_leaving_a_stream_early_cancels_the_request():
-    with ModelRunner(make_session(FakeCore(step_seconds=0.001))) as runner:
-        stream = runner.generate([1], max_new_tokens=200, streaming=True)
+    with ModelRunner(make_session(FakeCore(step_seconds=0.001), max_seq_len=2 * FOR_EVER)) as runner:
+        stream = runner.generate([1], max_new_tokens=FOR_EVER, streaming=True)
         next(stream)
         stream.close()
         wait_until(lambda: runner.session.unfinished == 0, 5)
@@ -352,11 +352,17 @@ def test_best_of_returns_the_likeliest_of_all_outputs_best_first(runner):
 
 
 def test_a_failure_of_one_of_best_of_ends_the_prompt_with_its_message():
-    core = FakeCore(step_seconds=0.01)
+    core = FakeCore()
     with ModelRunner(make_session(core)) as runner:
+        results = []
         iterator = runner.generate([1], temperature=1.0, best_of=3, max_new_tokens=200, streaming=True)
-        threading.Timer(0.1, lambda: core.cancel(2)).start()
-        (result,) = iterator
+        reading = threading.Thread(target=lambda: results.extend(iterator))
+        with core.held():
+            reading.start()
+            wait_until(lambda: len(core.submitted) == 3)
+            core.cancel(2)
+        reading.join()
+    (result,) = results
     assert result.outputs[0].finish_reason == "cancelled"
     assert set(core.cancelled) == {1, 2, 3}
 
@@ -388,8 +394,8 @@ def test_calls_from_several_threads_share_the_batch(runner):
 
 def test_a_dying_engine_ends_requests_with_an_error_and_refuses_new_ones():
     core = FakeCore(step_seconds=0.002)
-    with ModelRunner(make_session(core)) as runner:
-        stream = runner.generate([1], max_new_tokens=200, streaming=True)
+    with ModelRunner(make_session(core, max_seq_len=2 * FOR_EVER)) as runner:
+        stream = runner.generate([1], max_new_tokens=FOR_EVER, streaming=True)
         next(stream)
         core.fail_with = RuntimeError("kernel fault")
         last = list(stream)[-1]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from castiron.runtime import _core
-from core_engine import finish, params, prompt
+from core_engine import finish, held, params, prompt
 
 TOKENS = [(11 * i + 2) % 50 for i in range(90)]
 
@@ -118,15 +118,13 @@ def test_preempted_requests_say_what_they_say_alone(start: Any) -> None:
         )
     ]
     expected = [run(cold, tokens, **fields)[0] for tokens, fields in given]
-    for _ in range(50):  # on a busy machine they may come so slowly that there is room for each
+    with held(core) as first:  # they begin together, and there is no room for all
         ids = [core.submit(prompt(tokens), params(**fields)) for tokens, fields in given]
-        outcomes = finish(core, ids)
-        for request, alone in zip(ids, expected, strict=True):
-            assert outcomes[request].token_ids == alone.token_ids
-            assert [x.top for x in outcomes[request].logprobs] == [x.top for x in alone.logprobs]
-        stats = core.stats()
-        if stats["preemptions"] > 0:
-            break
+    outcomes = finish(core, [first, *ids])
+    for request, alone in zip(ids, expected, strict=True):
+        assert outcomes[request].token_ids == alone.token_ids
+        assert [x.top for x in outcomes[request].logprobs] == [x.top for x in alone.logprobs]
+    stats = core.stats()
     assert stats["preemptions"] > 0
     assert stats["recomputed_tokens"] > 0
 
@@ -134,8 +132,8 @@ def test_preempted_requests_say_what_they_say_alone(start: Any) -> None:
 def test_priorities_decide_who_runs_first(start: Any) -> None:
     core = start(max_batch_size=1, scheduling_policy="priority")
     order = []
-    first = core.submit(prompt(TOKENS[:60]), params(max_tokens=30), -9)
-    ids = {core.submit(prompt([1]), params(max_tokens=3), n): n for n in (5, -2, 3)}
+    with held(core) as first:
+        ids = {core.submit(prompt([1]), params(max_tokens=3), n): n for n in (5, -2, 3)}
     while len(order) < 4:
         order += [e.request_id for e in core.poll(0.5) if e.finished]
     assert order[0] == first
@@ -146,14 +144,11 @@ def test_priorities_decide_who_runs_first(start: Any) -> None:
 
 def test_the_queue_is_bounded_by_tokens_too(start: Any) -> None:
     core = start(max_batch_size=1, max_queued_tokens=100)
-    core.submit(prompt([1]), params(max_tokens=95))
-
-    def fill_the_queue() -> None:
-        for _ in range(50):
+    with held(core):
+        for _ in range(3):
             core.submit(prompt(TOKENS[:30]), params(max_tokens=5))
-
-    with pytest.raises(_core.QueueFullError, match=r"\d+ tokens are waiting already, and max_queued_tokens"):
-        fill_the_queue()
+        with pytest.raises(_core.QueueFullError, match=r"\d+ tokens are waiting already, and max_queued"):
+            core.submit(prompt(TOKENS[:30]), params(max_tokens=5))
 
 
 @pytest.mark.parametrize(

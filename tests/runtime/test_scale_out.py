@@ -144,6 +144,7 @@ class Handle:
     def __init__(self, app):
         self.app = app
         self.dead = False
+        self.told = 0
         self.answer = self.check_health = self
 
     def options(self, stream):
@@ -189,7 +190,9 @@ class Stream:
     async def __anext__(self):
         if self.handle.dead:
             raise RuntimeError("actor died")
-        return await anext(self.inner)
+        batch = await anext(self.inner)
+        self.handle.told += 1
+        return batch
 
     def cancel(self):
         self.closing = asyncio.ensure_future(self.inner.aclose())
@@ -278,9 +281,9 @@ def test_a_replica_that_is_dead_costs_no_request_and_comes_back():
         status, text = await ask(front, "/health/ready", method="GET")
         assert (status, json.loads(text)["replicas_up"]) == (503, 0)
         handles[0].dead = False
-        await asyncio.sleep(1.3)  # it looks once a second
+        while (await ask(front, "/health/ready", method="GET"))[0] != 200:  # it looks once a second
+            await asyncio.sleep(0.05)
         assert await ask(front) == (200, "data: 0 0\n\n")
-        assert (await ask(front, "/health/ready", method="GET"))[0] == 200
 
     with_front(work)
 
@@ -288,7 +291,8 @@ def test_a_replica_that_is_dead_costs_no_request_and_comes_back():
 def test_a_replica_that_dies_within_a_stream_ends_it_with_an_error_event():
     async def work(front, handles):
         async def kill():
-            await asyncio.sleep(0.05)
+            while max(handle.told for handle in handles) < 3:
+                await asyncio.sleep(0.005)
             for handle in handles:
                 handle.dead = True
 
@@ -308,7 +312,8 @@ def test_a_replica_that_dies_within_a_stream_ends_it_with_an_error_event():
 def test_draining_finishes_what_runs_and_refuses_what_comes():
     async def work(front, _handles):
         running = asyncio.ensure_future(ask(front, body={"parts": 20}))
-        await asyncio.sleep(0.05)
+        while front.unfinished == 0:
+            await asyncio.sleep(0)
         front.draining = True
         assert front.unfinished == 1
         assert (await ask(front))[0] == 503

@@ -121,11 +121,11 @@ def hasty(folder):
 
 @pytest.mark.parametrize("sent", [b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n", REQUEST[:-1], b"\r\n"])
 def test_a_request_that_is_not_complete_in_time_is_408_and_the_connection_ends(hasty, sent):
+    began = time.monotonic()
     with connect(hasty[0]) as client:
         client.sendall(sent)
-        began = time.monotonic()
         answer = received(client)
-        assert 0.2 < time.monotonic() - began < 5
+        assert time.monotonic() - began >= 0.3
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "RequestTimeoutError"
 
@@ -211,12 +211,12 @@ def test_a_client_that_goes_before_its_body_is_complete_is_no_error_of_the_serve
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_closes_its_sending_side_counts_as_gone(folder, stream):
-    core = FakeCore(step_seconds=0.01)
-    with live_server.serve(core, tokenizer_dir=folder) as (url, service):
+    core = FakeCore()
+    with live_server.serve(core, tokenizer_dir=folder) as (url, service), connect(url) as client:
         body = {"prompt": [5], "max_tokens": 250, "stream": stream}
-        with connect(url) as client:
+        with core.held():
             client.sendall(raw_post("/v1/completions", body))
             wait_until(lambda: service.engine.session.unfinished == 1)
             client.shutdown(socket.SHUT_WR)
-            wait_until(lambda: service.engine.session.unfinished == 0)
-            assert core.cancelled
+            wait_until(lambda: core.cancelled)
+        wait_until(lambda: service.engine.session.unfinished == 0)

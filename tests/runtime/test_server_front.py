@@ -94,16 +94,17 @@ def test_anthropics_clients_get_401_in_their_own_envelope(locked):
 
 
 def test_a_key_has_no_more_requests_at_once_than_it_may(folder):
-    core = FakeCore(step_seconds=0.01)
+    core = FakeCore()
     with live_server.serve(core, tokenizer_dir=folder, front=keyed(1)) as server:
         answers = []
         thread = threading.Thread(target=lambda: answers.append(complete(server, BEARER, max_tokens=60)))
-        thread.start()
-        wait_until(lambda: server[1].engine.session.unfinished == 1)
-        refused = complete(server, BEARER)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "RateLimitError")
-        assert int(refused.headers["retry-after"]) >= 1
-        assert httpx.get(server[0] + "/v1/models", headers=BEARER).status_code == 200
+        with core.held():
+            thread.start()
+            wait_until(lambda: server[1].engine.session.unfinished == 1)
+            refused = complete(server, BEARER)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (429, "RateLimitError")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert httpx.get(server[0] + "/v1/models", headers=BEARER).status_code == 200
         thread.join()
         assert answers[0].status_code == 200
         assert complete(server, BEARER).status_code == 200
@@ -114,13 +115,22 @@ def test_a_keys_tokens_in_flight_are_prompts_and_max_tokens_of_all_outputs(folde
     with live_server.serve(core, tokenizer_dir=folder, front=keyed(None, 100)) as server:
         never = complete(server, BEARER, max_tokens=49, n=2)  # 2 * (2 + 49) tokens
         assert (never.status_code, never.json()["error"]["param"]) == (400, "max_tokens")
-        threads = [threading.Thread(target=complete, args=(server, BEARER), kwargs={"max_tokens": 60})]
-        threads[0].start()
-        wait_until(lambda: server[1].engine.session.unfinished == 1)
-        refused = complete(server, BEARER, max_tokens=37)  # 62 + 39 tokens
-        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
-        assert complete(server, BEARER, max_tokens=36).status_code == 200
-        threads[0].join()
+        answers = []
+
+        def answer(max_tokens):
+            answers.append(complete(server, BEARER, max_tokens=max_tokens).status_code)
+
+        first, beside = (threading.Thread(target=answer, args=(n,)) for n in (60, 36))
+        with core.held():
+            first.start()
+            wait_until(lambda: server[1].engine.session.unfinished == 1)
+            refused = complete(server, BEARER, max_tokens=37)  # 62 + 39 tokens
+            assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+            beside.start()
+            wait_until(lambda: server[1].engine.session.unfinished == 2)
+        for thread in (first, beside):
+            thread.join()
+        assert answers == [200, 200]
         assert complete(server, BEARER, max_tokens=98).status_code == 200
         # a client that goes gives its tokens back
         with httpx.stream(

@@ -13,8 +13,8 @@ import pytest
 from castiron.runtime.async_engine import AsyncEngine
 from castiron.runtime.server.app import make_app
 from castiron.runtime.server.service import ServerConfig, Service
-from fake_core import FakeCore
-from server_calls import USER, connect, events, post, raw_post, wait_until
+from fake_core import FOR_EVER, FakeCore
+from server_calls import USER, connect, post, raw_post, wait_until
 
 
 def test_metrics_count_what_was_served(folder):
@@ -48,14 +48,15 @@ def test_metrics_count_what_was_served(folder):
     ],
 )
 def test_a_client_that_goes_frees_its_requests(folder, path, body, stream):
-    core = FakeCore(step_seconds=0.01)
+    core = FakeCore()
     count = body.get("n", 1)
     with live_server.serve(core, tokenizer_dir=folder) as (url, service):
-        with connect(url) as client:
-            client.sendall(raw_post(path, {**body, "stream": stream}))
-            wait_until(lambda: service.engine.session.unfinished == count)
+        with core.held():
+            with connect(url) as client:
+                client.sendall(raw_post(path, {**body, "stream": stream}))
+                wait_until(lambda: service.engine.session.unfinished == count)
+            wait_until(lambda: len(core.cancelled) >= count)
         wait_until(lambda: service.engine.session.unfinished == 0)
-        assert len(core.cancelled) >= count
         assert service.slot.current.users == 0
         text = httpx.get(url + "/metrics").text
         reason = 'finished_reason="cancelled",model_name="fake"'
@@ -63,7 +64,7 @@ def test_a_client_that_goes_frees_its_requests(folder, path, body, stream):
 
 
 def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder):
-    core = FakeCore(step_seconds=0.005, max_batch_size=2)
+    core = FakeCore(max_batch_size=2)
     with live_server.serve(core, tokenizer_dir=folder, max_queue_size=1) as server:
         answers = []
         body = {"prompt": [5], "max_tokens": 60}
@@ -71,10 +72,11 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder)
             threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
             for _ in range(3)
         ]
-        for t in threads:
-            t.start()
-        wait_until(lambda: server[1].engine.session.unfinished == 3)
-        full = post(server, "/v1/completions", prompt=[5], max_tokens=1)
+        with core.held():
+            for t in threads:
+                t.start()
+            wait_until(lambda: server[1].engine.session.unfinished == 3)
+            full = post(server, "/v1/completions", prompt=[5], max_tokens=1)
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) >= 1
         assert full.json()["error"]["type"] == "RateLimitError"
@@ -83,9 +85,10 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder)
         assert [a.status_code for a in answers] == [200] * 3
         # n counts n, and a request that does not fit as a whole leaves none of its outputs running
         thread = threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
-        thread.start()
-        wait_until(lambda: server[1].engine.session.unfinished == 1)
-        assert post(server, "/v1/completions", prompt=[5], max_tokens=60, n=3).status_code == 429
+        with core.held():
+            thread.start()
+            wait_until(lambda: server[1].engine.session.unfinished == 1)
+            assert post(server, "/v1/completions", prompt=[5], max_tokens=60, n=3).status_code == 429
         thread.join()
         wait_until(lambda: server[1].engine.session.unfinished == 0)
         assert post(server, "/v1/completions", prompt=[5], max_tokens=1).status_code == 200
@@ -115,8 +118,9 @@ def test_stopping_finishes_what_was_accepted(folder):
         thread = threading.Thread(
             target=lambda: answers.append(post(server, "/v1/completions", prompt=[5], max_tokens=60))
         )
-        thread.start()
-        wait_until(lambda: server[1].engine.session.unfinished == 1)
+        with core.held():
+            thread.start()
+            wait_until(lambda: server[1].engine.session.unfinished == 1)
     thread.join()
     assert answers[0].status_code == 200
     assert answers[0].json()["usage"]["completion_tokens"] == 60
@@ -124,7 +128,7 @@ def test_stopping_finishes_what_was_accepted(folder):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_the_shutdown_does_not_wait_for_gets_503_or_an_error_event(folder, stream):
-    body = json.dumps({"prompt": [5], "max_tokens": 200, "stream": stream}).encode()
+    body = json.dumps({"prompt": [5], "max_tokens": FOR_EVER, "stream": stream}).encode()
     scope = {
         "type": "http",
         "http_version": "1.1",
@@ -137,7 +141,8 @@ def test_a_request_that_the_shutdown_does_not_wait_for_gets_503_or_an_error_even
     sent = []
 
     async def cut():
-        session = fake_core.make_session(FakeCore(step_seconds=0.01), tokenizer_dir=folder)
+        core = FakeCore(step_seconds=0.01)
+        session = fake_core.make_session(core, tokenizer_dir=folder, max_seq_len=2 * FOR_EVER)
         service = Service(AsyncEngine(session), ServerConfig(("fake",)))
         inbox = asyncio.Queue()
         inbox.put_nowait({"type": "http.request", "body": body})
@@ -165,27 +170,34 @@ def test_a_request_that_the_shutdown_does_not_wait_for_gets_503_or_an_error_even
 
 
 def test_while_draining_ready_is_503_and_new_requests_are_refused(folder):
-    with live_server.serve(FakeCore(step_seconds=0.01), tokenizer_dir=folder) as server:
+    core = FakeCore()
+    with live_server.serve(core, tokenizer_dir=folder) as server:
         answers = []
         body = {"prompt": [5], "max_tokens": 250}
         running = threading.Thread(target=lambda: answers.append(post(server, "/v1/completions", **body)))
-        running.start()
-        wait_until(lambda: server[1].engine.session.unfinished == 1)
-        server[1].draining = True
-        assert httpx.get(server[0] + "/health/ready").status_code == 503
-        assert httpx.get(server[0] + "/health/live").status_code == 200
-        assert post(server, "/v1/completions", prompt=[5]).status_code == 503
-        server[1].draining = False
+        with core.held():
+            running.start()
+            wait_until(lambda: server[1].engine.session.unfinished == 1)
+            server[1].draining = True
+            assert httpx.get(server[0] + "/health/ready").status_code == 503
+            assert httpx.get(server[0] + "/health/live").status_code == 200
+            assert post(server, "/v1/completions", prompt=[5]).status_code == 503
+            server[1].draining = False
         running.join()
         assert answers[0].status_code == 200
 
 
 def test_a_dead_engine_is_503_everywhere_and_an_error_event_in_streams(folder):
     core = FakeCore(step_seconds=0.01)
-    with live_server.serve(core, tokenizer_dir=folder) as server:
-        threading.Timer(0.3, lambda: setattr(core, "fail_with", RuntimeError("kernel fault"))).start()
-        chunks = events(server, "/v1/completions", prompt=[5], max_tokens=200)
-        assert "kernel fault" in chunks[-1]["error"]["message"]
+    body = {"prompt": [5], "max_tokens": FOR_EVER, "stream": True}
+    with live_server.serve(core, tokenizer_dir=folder, max_seq_len=2 * FOR_EVER) as server:
+        with httpx.stream("POST", server[0] + "/v1/completions", json=body, timeout=20) as answer:
+            parts = answer.iter_text()
+            next(parts)
+            core.fail_with = RuntimeError("kernel fault")
+            *_, error, done, end = "".join(parts).split("\n\n")
+        assert "kernel fault" in json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert (done, end) == ("data: [DONE]", "")
         for path in ("/health", "/health/live", "/health/ready"):
             assert httpx.get(server[0] + path).status_code == 503
         assert post(server, "/v1/completions", prompt=[5]).status_code == 503

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from castiron.runtime.grammar import Grammars, Matcher
 from castiron.runtime.mask_thread import MaskThread
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.structured_output import StructuredOutput
+from server_calls import wait_until
 from tokenizers import Tokenizer
 
 from castiron.errors import RequestError
@@ -190,10 +190,7 @@ def test_one_grammar_that_fails_does_not_stop_the_others(
     for request_id in (1, 2):
         assert thread.submit(grammars.matcher(form), lambda request_id=request_id: request_id) == request_id
     core.wishes = [_Wish(1, 1, [b]), _Wish(2, 1, [a]), _Wish(9, 1, [a])]
-    for _ in range(200):
-        if len(core.answers) == 2:
-            break
-        time.sleep(0.01)
+    wait_until(lambda: len(core.answers) == 2)
     thread.close()
     count, reason = core.answers[1]
     assert count == 1
