@@ -97,16 +97,11 @@ ScoredTokens::ScoredTokens(size_t count, int width)
     : width_(static_cast<size_t>(width)), logprobs_(count), num_top_(count), top_(count * width_) {}
 
 void Request::append(const SampledToken& sampled) {
-    if (stops_at(sampled.token)) {
-        stop_token = sampled.token;
-        return finish(FinishReason::kStop);
-    }
-    if (scores_tokens) output_scores.set(num_output(), sampled);
-    tokens.push_back(sampled.token);
-    latest_token = sampled.token;
+    const int place = num_output();
+    append(sampled.token);
+    if (num_output() == place) return;
+    if (scores_tokens) output_scores.set(place, sampled);
     if (looks_at_tokens && params.has_penalties()) seen.note(sampled.token, true);
-    state = RequestState::kDecoding;
-    if (num_output() >= max_new_tokens) finish(FinishReason::kLength);
 }
 
 void Request::note_start() {

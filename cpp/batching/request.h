@@ -106,6 +106,8 @@ struct alignas(64) Request {
     [[nodiscard]] bool before(const Request& other) const {
         return priority() != other.priority() ? priority() < other.priority() : id < other.id;
     }
+    // Whether nothing is to be done with a token that a device chooses for it but to note it.
+    [[nodiscard]] bool plain() const { return !looks_at_tokens && !scores_tokens && !drafted; }
     // Whether the tokens that it has must be known before a step with it is prepared.
     [[nodiscard]] bool needs_host() const { return looks_at_tokens || drafted; }
     // A beam search; one looks at its tokens.
@@ -142,6 +144,17 @@ struct alignas(64) Request {
     // Adds a sampled token with its log-probabilities, or ends the request: kStop when the token is a stop
     // token (which is reported apart, not added), kLength when it was the last that fits.
     void append(const SampledToken& sampled);
+    // The same for a token without log-probabilities that no penalty counts.
+    void append(int32_t token) {
+        if (stops_at(token)) {
+            stop_token = token;
+            return finish(FinishReason::kStop);
+        }
+        tokens.push_back(token);
+        latest_token = token;
+        state = RequestState::kDecoding;
+        if (num_output() >= max_new_tokens) finish(FinishReason::kLength);
+    }
     void finish(FinishReason reason, std::string message = {});
 
     // What every step reads and writes comes first, in two cache lines, and a step of plain requests looks at

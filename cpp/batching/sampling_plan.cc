@@ -32,7 +32,7 @@ void SamplingPlan::clear() {
     edits_.clear();
 }
 
-bool SamplingPlan::add(const ScheduledChunk& chunk) {
+bool SamplingPlan::add_any(const ScheduledChunk& chunk) {
     if (chunk.num_logits == 0) return true;
     const Request& request = *chunk.request;
     if (!request.needs_host()) {

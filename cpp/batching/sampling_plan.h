@@ -21,10 +21,15 @@ public:
     // were right: else nobody will ask. False when it asks for what devices lack (masks and rules, logits of
     // prompt or output, more than kMaxDeviceLogprobs log-probabilities, too many penalties at once): the host
     // samples the whole step then.
-    [[nodiscard]] bool add(const ScheduledChunk& chunk);
+    [[nodiscard]] bool add(const ScheduledChunk& chunk) {
+        if (!chunk.plain || chunk.request->row_sampling.temperature > 0) return add_any(chunk);
+        rows_.push_back(chunk.request->row_sampling);
+        return true;
+    }
     [[nodiscard]] SamplingBatch batch() const { return {rows_, edits_}; }
 
 private:
+    [[nodiscard]] bool add_any(const ScheduledChunk& chunk);
     void add_row(const Request& request, size_t drafts);
     [[nodiscard]] bool add_edits(const Request& request, size_t drafts);
 

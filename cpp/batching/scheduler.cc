@@ -190,7 +190,7 @@ void Scheduler::add_decode(Request& request) {
 void Scheduler::add_tokens(Request& request, int tokens, int logits, int beam) {
     StepPlan& plan = *plan_;
     plan.chunks.push_back({&request, tokens, logits, beam, 0, request.num_pending(), request.num_computed,
-                           plan.num_logit_rows});
+                           plan.num_logit_rows, request.state == RequestState::kDecoding && request.plain()});
     plan.num_tokens += tokens;
     plan.num_logit_rows += logits;
     plan.needs_host |= request.needs_host();

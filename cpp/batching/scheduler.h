@@ -39,6 +39,7 @@ struct ScheduledChunk {
     int request_pending = 0;  // tokens that the request has pending before the step
     int start = 0;            // position of the first of its tokens
     int row = 0;              // of the step's logits: the first of its own
+    bool plain = false;       // a decode of a plain request
 
     [[nodiscard]] const int32_t* tokens() const {
         if (beam >= 0) return &request->beams->search.output(beam).back();

@@ -48,7 +48,11 @@ void StepRunner::pack(const StepPlan& plan) {
     device_samples_ = device_.samples();
     int first_row = 0;
     for (const ScheduledChunk& chunk : plan.chunks) {
-        pack_tokens(chunk, first_row);
+        if (chunk.plain) {
+            pack_plain(chunk, first_row);
+        } else {
+            pack_tokens(chunk, first_row);
+        }
         for (int t = chunk.num_tokens - chunk.num_logits; t < chunk.num_tokens; ++t) {
             logit_rows_.push_back(first_row + t);
         }
@@ -60,18 +64,22 @@ void StepRunner::pack(const StepPlan& plan) {
     }
 }
 
+// One row; its token may be one that the step under way is still choosing.
+void StepRunner::pack_plain(const ScheduledChunk& chunk, int first_row) {
+    const Request& request = *chunk.request;
+    const auto row = static_cast<size_t>(first_row);
+    const bool known = request.num_tokens() > chunk.start;
+    token_ids_[row] = known ? request.latest_token : 0;
+    token_sources_[row] = known ? -1 : request.awaited_row;
+    positions_[row] = chunk.start;
+}
+
 // The last of the pending tokens may be one that the step under way is still choosing.
 void StepRunner::pack_tokens(const ScheduledChunk& chunk, int first_row) {
     const Request& request = *chunk.request;
     const int pending = chunk.num_pending();
     const int known = chunk.beam >= 0 ? pending : request.num_tokens() - chunk.start;
     const auto row = static_cast<size_t>(first_row);
-    if (chunk.num_tokens == 1 && chunk.beam < 0 && known <= 1) {
-        token_ids_[row] = known > 0 ? request.latest_token : 0;
-        token_sources_[row] = known > 0 ? -1 : request.awaited_row;
-        positions_[row] = chunk.start;
-        return;
-    }
     const int32_t* tokens = chunk.tokens();
     for (int t = 0; t < pending; ++t) {
         token_ids_[row + static_cast<size_t>(t)] = t < known ? tokens[t] : 0;
@@ -161,12 +169,23 @@ StepRunner::Sampled StepRunner::sample(const StepPlan& plan) {
     Sampled result;
     for (const ScheduledChunk& chunk : plan.chunks) {
         const Request& request = *chunk.request;
-        result.right_drafts += sample_chunk(chunk);
+        if (!device_samples_ || !note_plain(chunk)) result.right_drafts += sample_chunk(chunk);
         if (request.state != RequestState::kFinished) continue;
         result.ended = true;
         result.failed |= request.finish_reason == FinishReason::kError;
     }
     return result;
+}
+
+// What most chunks of most steps are: a token that the device chose for a request which asks for no more.
+bool StepRunner::note_plain(const ScheduledChunk& chunk) {
+    Request& request = *chunk.request;
+    if (!chunk.plain || request.state != RequestState::kDecoding) return false;
+    const SampledRows::Row chosen = sampled_.rows[static_cast<size_t>(chunk.row)];
+    if (chosen.status != 0 || static_cast<uint32_t>(chosen.token) >= vocab_size_) return false;
+    --request.awaited_tokens;
+    request.append(chosen.token);
+    return true;
 }
 
 // Returns how many drafts were right.

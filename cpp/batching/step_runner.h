@@ -49,6 +49,7 @@ public:
     [[nodiscard]] bool queued() const { return device_samples_ && device_.queues(); }
 
 private:
+    void pack_plain(const ScheduledChunk& chunk, int first_row);
     void pack_tokens(const ScheduledChunk& chunk, int first_row);
     static void count_started(const ScheduledChunk& chunk);
     void make(const BlockMove& move);
@@ -56,6 +57,7 @@ private:
     void check_sampled(const StepPlan& plan) const;
     void keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row);
     void score_prompt(Request& request, size_t row, int position);
+    [[nodiscard]] bool note_plain(const ScheduledChunk& chunk);
     void sample_next(Request& request, size_t row);
     void continue_beam(const ScheduledChunk& chunk, size_t row);
     [[nodiscard]] int sample_chunk(const ScheduledChunk& chunk);
