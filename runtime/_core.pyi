@@ -90,16 +90,19 @@ class SamplingParams:
     def __init__(self) -> None: ...
 
 class MaskWish:
-    """Tokens of a request, of which somebody is to make the mask of the next one."""
+    """Tokens of a request, of which somebody is to make the masks of those to come."""
 
     @property
     def request_id(self) -> int: ...
     @property
     def num_output(self) -> int:
-        """Tokens generated so far: what the mask is for."""
+        """Tokens generated so far: what the first mask is for."""
     @property
     def tokens(self) -> list[int]:
         """Since the last wish."""
+    @property
+    def drafts(self) -> list[int]:
+        """Guesses of the next tokens: behind each of them a mask is wanted as well."""
 
 class LogitsWish:
     """A row of logits that somebody is to change before a token is chosen from it."""
@@ -257,8 +260,11 @@ class Engine:
     def poll_masks(self, timeout: float) -> list[MaskWish]:
         """Requests with new tokens whose grammars have not told what may come next."""
 
-    def give_mask(self, request_id: int, num_output: int, mask: npt.NDArray[np.uint32]) -> None:
-        """The mask for the token after ``num_output`` tokens. Ignored when the request has ended."""
+    def give_masks(
+        self, request_id: int, num_output: int, num_drafts: int, masks: npt.NDArray[np.uint32]
+    ) -> None:
+        """Masks [n, words]: for the token after ``num_output`` tokens, and for that behind each of the wish's
+        drafts, or of the first of them. Ignored when the request has ended."""
 
     def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:
         """There is none: the request ends with an error."""

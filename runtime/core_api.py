@@ -87,7 +87,9 @@ class Core(Protocol):
     def poll_masks(self, timeout: float) -> Sequence[Any]:
         """See ``MaskCore``."""
 
-    def give_mask(self, request_id: int, num_output: int, mask: npt.NDArray[np.uint32]) -> None:
+    def give_masks(
+        self, request_id: int, num_output: int, num_drafts: int, masks: npt.NDArray[np.uint32]
+    ) -> None:
         """See ``MaskCore``."""
 
     def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:

@@ -152,11 +152,37 @@ class Matcher:
         """
         if self._first_mask is not None:
             return self._first_mask
-        if self._matcher.is_stopped() and not self._matcher.is_error():
+        if self.ended:
             return self._ends
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
         return self._mask
+
+    def masks_along(self, drafts: Sequence[int]) -> npt.NDArray[np.uint32]:
+        """Masks [n, words]: the next token's, and that of the token behind each draft, as far as the grammar
+        takes the drafts and does not end.
+
+        Raises:
+            RuntimeError: as ``mask``, for the next token alone.
+        """
+        if not drafts:
+            return self.mask()[np.newaxis]
+        masks = [self.mask().copy()]
+        ahead = Matcher(self._matcher.deep_copy(), len(self._mask), ())
+        for token in drafts:
+            if not _has(masks[-1], token) or _has(self._ends, token):
+                break
+            try:
+                ahead.advance([token])
+                masks.append(self._ends if ahead.ended else ahead.mask().copy())
+            except RuntimeError:  # whoever gets there will see it
+                break
+        return np.stack(masks)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is complete and nothing can follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take tokens that were generated. Raises RuntimeError as ``mask`` does."""
@@ -168,6 +194,10 @@ class Matcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise RuntimeError(_first(self._matcher.get_error()))
+
+
+def _has(mask: npt.NDArray[np.uint32], token: int) -> bool:
+    return bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
 
 
 _NAMES = {

@@ -19,16 +19,20 @@ class _Wish(Protocol):
     request_id: int
     num_output: int
     tokens: Sequence[int]
+    drafts: Sequence[int]
 
 
 class MaskCore(Protocol):
     """What ``_core.Engine`` has for masks."""
 
     def poll_masks(self, timeout: float) -> Sequence[_Wish]:
-        """Requests with new tokens, waiting up to ``timeout`` seconds for some."""
+        """Requests with new tokens or drafts, waiting up to ``timeout`` seconds for some."""
 
-    def give_mask(self, request_id: int, num_output: int, mask: npt.NDArray[np.uint32]) -> None:
-        """The mask for the token after ``num_output`` tokens."""
+    def give_masks(
+        self, request_id: int, num_output: int, num_drafts: int, masks: npt.NDArray[np.uint32]
+    ) -> None:
+        """Masks [n, words]: for the token after ``num_output`` tokens, and for that behind each of the drafts
+        asked for, or of the first of them."""
 
     def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:
         """There is none: the request ends with an error."""
@@ -75,6 +79,7 @@ class MaskThread:
                     continue
                 try:
                     matcher.advance(wish.tokens)
-                    self._core.give_mask(wish.request_id, wish.num_output, matcher.mask())
+                    masks = matcher.masks_along(wish.drafts)
+                    self._core.give_masks(wish.request_id, wish.num_output, len(wish.drafts), masks)
                 except Exception as e:  # one grammar must not stop the others
                     self._core.refuse_mask(wish.request_id, wish.num_output, f"the grammar failed: {e}")

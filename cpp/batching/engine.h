@@ -213,6 +213,7 @@ private:
     void check_cache();
     void end_requests(FinishReason reason, const std::string& message);
     void end_all(FinishReason reason, const std::string& message);
+    void ask_along_drafts(const StepPlan& plan);
     void take_masks(const StepPlan& plan);
     void ask_for_masks(const StepPlan& plan);
     void hand_over(StepRecord& record);

@@ -150,8 +150,18 @@ void Engine::add_drafts(StartedStep& step) {
         drafter_->draft(wishes, value);
         leave_device();
         scheduler_.add_drafts();
+        ask_along_drafts(*step.plan);
     }
     step.record.draft = std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Masks behind drafts are made while the step runs that checks them.
+void Engine::ask_along_drafts(const StepPlan& plan) {
+    if (plan.num_drafts == 0) return;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+        const Request& request = *chunk.request;
+        if (chunk.num_drafts > 0 && request.constrained()) masks_.ask_along(request.id, request.drafts);
+    }
 }
 
 // None when nothing is left to do, or when the step under way must be finished first.
@@ -273,7 +283,7 @@ void Engine::take_masks(const StepPlan& plan) {
         Request& request = *chunk.request;
         if (!request.constrained() || !chunk.completes()) continue;
         try {
-            request.mask = masks_.wait(request.id, request.num_output(), kMaskPatience);
+            request.masks = masks_.wait(request.id, request.num_output(), chunk.num_drafts, kMaskPatience);
         } catch (const std::exception& error) {
             request.finish(FinishReason::kError, error.what());
         }
@@ -284,10 +294,12 @@ void Engine::ask_for_masks(const StepPlan& plan) {
     if (!plan.needs_host) return;
     for (const ScheduledChunk& chunk : plan.chunks) {
         Request& request = *chunk.request;
-        if (request.mask.empty()) continue;  // no token was chosen by one
-        request.mask = {};
+        if (request.masks.count == 0) continue;  // no token was chosen by one
+        request.masks = {};
         if (request.state != RequestState::kDecoding) continue;
-        masks_.ask(request.id, request.tokens.back(), request.num_output());
+        const auto chosen =
+            std::span<const int32_t>(request.tokens).subspan(static_cast<size_t>(chunk.end()));
+        masks_.ask(request.id, chosen, request.num_output());
     }
 }
 

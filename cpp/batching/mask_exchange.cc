@@ -8,8 +8,10 @@ namespace castiron {
 
 void MaskExchange::add(int64_t request_id, std::vector<uint32_t> mask, int max_new_tokens) {
     auto entry = std::make_unique<Entry>();
-    entry->mask = std::move(mask);
-    entry->fresh.reserve(static_cast<size_t>(std::max(max_new_tokens, 1)));
+    entry->masks = std::move(mask);
+    for (auto* tokens : {&entry->fresh, &entry->drafts}) {
+        tokens->reserve(static_cast<size_t>(std::max(max_new_tokens, 1)));
+    }
     const std::lock_guard lock(mutex_);
     entries_[request_id] = std::move(entry);
     // Each entry is in the list once at most.
@@ -21,31 +23,43 @@ void MaskExchange::drop(int64_t request_id) {
     entries_.erase(request_id);
 }
 
-void MaskExchange::ask(int64_t request_id, int32_t token, int num_output) {
-    {
-        const std::lock_guard lock(mutex_);
-        const auto found = entries_.find(request_id);
-        if (found == entries_.end()) return;
-        Entry& entry = *found->second;
-        entry.fresh.push_back(token);
-        entry.num_output = num_output;
-        if (entry.wished) return;
-        entry.wished = true;
-        wishes_.push_back(request_id);
-    }
+// Under mutex_.
+void MaskExchange::wish(int64_t request_id, Entry& entry) {
+    if (std::exchange(entry.wished, true)) return;
+    wishes_.push_back(request_id);
     wished_.notify_one();
 }
 
-std::span<const uint32_t> MaskExchange::wait(int64_t request_id, int num_output,
-                                             std::chrono::duration<double> patience) {
+void MaskExchange::ask(int64_t request_id, std::span<const int32_t> tokens, int num_output) {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(request_id);
+    if (found == entries_.end()) return;
+    Entry& entry = *found->second;
+    entry.fresh.insert(entry.fresh.end(), tokens.begin(), tokens.end());
+    entry.drafts.clear();
+    entry.num_output = num_output;
+    wish(request_id, entry);
+}
+
+void MaskExchange::ask_along(int64_t request_id, std::span<const int32_t> drafts) {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(request_id);
+    if (found == entries_.end()) return;
+    found->second->drafts.assign(drafts.begin(), drafts.end());
+    wish(request_id, *found->second);
+}
+
+MaskRows MaskExchange::wait(int64_t request_id, int num_output, int num_drafts,
+                            std::chrono::duration<double> patience) {
     std::unique_lock lock(mutex_);
     const auto found = entries_.find(request_id);
     if (found == entries_.end()) throw std::runtime_error("the request has no grammar");
     Entry& entry = *found->second;
-    const bool ready = given_.wait_for(
-        lock, patience, [&] { return entry.mask_for == num_output || !entry.refused.empty() || closed_; });
+    const auto given = [&] { return entry.masks_for == num_output && entry.num_drafts >= num_drafts; };
+    const bool ready =
+        given_.wait_for(lock, patience, [&] { return given() || !entry.refused.empty() || closed_; });
     if (!entry.refused.empty()) throw std::runtime_error(entry.refused);
-    if (entry.mask_for == num_output) return entry.mask;
+    if (given()) return {entry.masks, entry.num_masks};
     throw std::runtime_error(ready ? "the engine ends"
                                    : "the grammar took longer than " + std::to_string(patience.count()) +
                                          " seconds to tell what may come next");
@@ -60,21 +74,25 @@ std::vector<MaskWish> MaskExchange::poll(std::chrono::duration<double> timeout) 
         const auto found = entries_.find(id);
         if (found == entries_.end()) continue;
         Entry& entry = *found->second;
-        wishes.push_back({id, entry.num_output, entry.fresh});
+        wishes.push_back({id, entry.num_output, entry.fresh, entry.drafts});
         entry.fresh.clear();
+        entry.drafts.clear();
         entry.wished = false;
     }
     wishes_.clear();
     return wishes;
 }
 
-void MaskExchange::give(int64_t request_id, int num_output, std::span<const uint32_t> mask) {
+void MaskExchange::give(int64_t request_id, int num_output, int num_drafts, const MaskRows& masks) {
     {
         const std::lock_guard lock(mutex_);
         const auto found = entries_.find(request_id);
         if (found == entries_.end() || found->second->num_output != num_output) return;
-        found->second->mask.assign(mask.begin(), mask.end());
-        found->second->mask_for = num_output;
+        Entry& entry = *found->second;
+        entry.masks.assign(masks.words.begin(), masks.words.end());
+        entry.num_masks = masks.count;
+        entry.masks_for = num_output;
+        entry.num_drafts = num_drafts;
     }
     given_.notify_all();
 }

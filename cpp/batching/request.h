@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "batching/beam_search.h"
+#include "batching/mask_rows.h"
 #include "device/adapter.h"
 #include "kv/beam_tables.h"
 #include "kv/block_table.h"
@@ -191,7 +192,7 @@ struct alignas(64) Request {
     std::unique_ptr<DraftState> draft_state;  // none: nobody guesses for this request
     int most_computed = 0;                    // before a preemption took it away
     int context_rows_left = 0;                // prompt tokens whose logits are wanted and still to come
-    std::span<const uint32_t> mask;           // of the token that the step chooses, while it does
+    MaskRows masks;                           // of the tokens that the step chooses, while it does
     std::span<const float> changed_logits;    // what a processor made of the row, while the step chooses
     TokenCounts seen;                         // what penalties look at; empty without any
     const uint64_t seed;

@@ -256,9 +256,9 @@ void Scheduler::add_drafts() {
 }
 
 // The most guesses of use to a decoding request. The step itself gives a token behind the last right one.
-// Masks and changed logits come from outside for one token at a time.
+// Changed logits come from outside for one token at a time.
 int Scheduler::draft_room(const Request& request, int most) const {
-    if (request.draft_state == nullptr || request.constrained() || request.params.process_logits) return 0;
+    if (request.draft_state == nullptr || request.params.process_logits) return 0;
     if (request.params.num_speculative_tokens >= 0) {
         most = std::min(most, request.params.num_speculative_tokens);
     }

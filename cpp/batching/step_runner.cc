@@ -219,8 +219,10 @@ int StepRunner::sample_drafted(const ScheduledChunk& chunk, size_t first_row) {
     int right = 0;
     for (const int32_t draft : request.drafts) {
         if (request.state != RequestState::kDecoding || request.tokens.back() != draft) break;
+        const auto drafts = static_cast<size_t>(right) + 1;
+        if (request.constrained() && drafts >= request.masks.count) break;  // nobody knows what may follow
         ++request.num_computed;
-        sample_next(request, first_row + static_cast<size_t>(right++));
+        sample_next(request, first_row + static_cast<size_t>(right++), drafts);
     }
     return right;
 }
@@ -251,7 +253,8 @@ void StepRunner::score_prompt(Request& request, size_t row, int position) {
     request.prompt_scores.set(position, scored);
 }
 
-void StepRunner::sample_next(Request& request, size_t row) {
+// drafts: how many right ones come before the row.
+void StepRunner::sample_next(Request& request, size_t row, size_t drafts) {
     std::span<TokenLogprob> top;
     if (request.scores_tokens && request.params.logprobs > 0)
         top = request.output_scores.top_of(request.num_output());
@@ -261,11 +264,12 @@ void StepRunner::sample_next(Request& request, size_t row) {
             request.generation_logits.get() + static_cast<size_t>(request.num_output()) * vocab_size_);
     }
     const SampledToken sampled =
-        device_samples_ ? sampled_row(row, top)
-                        : sampler_.sample(logits_.subspan(row * vocab_size_, vocab_size_),
-                                          {request.params, request.seed, request.prompt(), request.output(),
-                                           request.mask, std::exchange(request.changed_logits, {})},
-                                          top);
+        device_samples_
+            ? sampled_row(row, top)
+            : sampler_.sample(logits_.subspan(row * vocab_size_, vocab_size_),
+                              {request.params, request.seed, request.prompt(), request.output(),
+                               request.masks.row(drafts), std::exchange(request.changed_logits, {})},
+                              top);
     switch (sampled.status) {
         case SampleStatus::kOk:
             request.append(sampled);

@@ -58,7 +58,7 @@ private:
     void keep_prompt_rows(const ScheduledChunk& chunk, size_t first_row);
     void score_prompt(Request& request, size_t row, int position);
     [[nodiscard]] bool note_plain(const ScheduledChunk& chunk);
-    void sample_next(Request& request, size_t row);
+    void sample_next(Request& request, size_t row, size_t drafts = 0);
     void continue_beam(const ScheduledChunk& chunk, size_t row);
     [[nodiscard]] int sample_chunk(const ScheduledChunk& chunk);
     [[nodiscard]] int sample_drafted(const ScheduledChunk& chunk, size_t first_row);

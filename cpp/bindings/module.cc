@@ -43,6 +43,7 @@ using Prompt = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device:
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Masks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // A timeout that C++ can represent; NaN becomes 0.
 std::chrono::duration<double> seconds_from(double timeout) {
@@ -361,7 +362,8 @@ NB_MODULE(_core, m) {
     nb::class_<MaskWish>(m, "MaskWish")
         .def_ro("request_id", &MaskWish::request_id)
         .def_ro("num_output", &MaskWish::num_output)
-        .def_ro("tokens", &MaskWish::tokens);
+        .def_ro("tokens", &MaskWish::tokens)
+        .def_ro("drafts", &MaskWish::drafts);
 
     nb::class_<LogitsWish>(m, "LogitsWish")
         .def_ro("num_output", &LogitsWish::num_output)
@@ -393,13 +395,13 @@ NB_MODULE(_core, m) {
             },
             "timeout"_a)
         .def(
-            "give_mask",
-            [](PyEngine& self, RequestId id, int num_output, const Mask& mask) {
-                const std::span<const uint32_t> words(mask.data(), mask.size());
+            "give_masks",
+            [](PyEngine& self, RequestId id, int num_output, int num_drafts, const Masks& masks) {
+                const MaskRows rows{{masks.data(), masks.size()}, masks.shape(0)};
                 const WithoutGil unlocked;
-                self.engine->masks().give(id, num_output, words);
+                self.engine->masks().give(id, num_output, num_drafts, rows);
             },
-            "request_id"_a, "num_output"_a, nb::arg("mask").noconvert())
+            "request_id"_a, "num_output"_a, "num_drafts"_a, nb::arg("masks").noconvert())
         .def(
             "refuse_mask",
             [](PyEngine& self, RequestId id, int num_output, const std::string& reason) {

@@ -9,6 +9,7 @@
 #include "batching/request.h"
 #include "sampling/sampler.h"
 #include "tests/fake_device.h"
+#include "tests/toy_grammar.h"
 
 namespace castiron::testing {
 
@@ -18,7 +19,8 @@ struct Alone {
     int32_t stop_token = -1;
 };
 
-// On the fake device. shift: that of the request's adapter. window: the device's.
+// On the fake device; with a first mask, in the toy grammar. shift: that of the request's adapter. window:
+// the device's.
 inline Alone alone(int vocab_size, std::span<const int32_t> prompt, const SamplingParams& params,
                    uint64_t seed, int max_new_tokens, int32_t shift = 0, int window = 0) {
     Sampler sampler(vocab_size, vocab_size);
@@ -27,7 +29,9 @@ inline Alone alone(int vocab_size, std::span<const int32_t> prompt, const Sampli
     Alone said;
     while (static_cast<int>(said.tokens.size()) < max_new_tokens) {
         hashed_logits(in_window(history, window), logits);
-        const int32_t token = sampler.sample(logits, {params, seed, prompt, said.tokens}, {}).token;
+        const uint32_t mask = toy_grammar(said.tokens);
+        const std::span<const uint32_t> masked(&mask, params.first_mask.empty() ? 0 : 1);
+        const int32_t token = sampler.sample(logits, {params, seed, prompt, said.tokens, masked}, {}).token;
         const auto& stops = params.stop_token_ids;
         if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
             said.reason = FinishReason::kStop;

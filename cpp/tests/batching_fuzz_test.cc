@@ -32,6 +32,7 @@ TEST_CASE(
     CHECK(totals.drafted > 10000);
     CHECK(totals.accepted > 5000);
     CHECK(totals.drafted - totals.accepted > 1000);
+    CHECK(totals.drafted_in_grammars > 300);
     CHECK(totals.cancelled > 10);
     CHECK(totals.failures > 10);
     CHECK(totals.poisoned > 5);

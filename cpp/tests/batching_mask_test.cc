@@ -28,25 +28,54 @@ TEST_CASE("a wish tells every token once, and a mask is taken for its own token 
     MaskExchange exchange;
     exchange.add(7, only({1}), 10);
     CHECK(exchange.poll(0s).empty());
-    CHECK(exchange.wait(7, 0, 0s)[0] == 2U);
-    exchange.ask(7, 1, 1);
-    exchange.ask(7, 5, 2);
+    CHECK(exchange.wait(7, 0, 0, 0s).row(0)[0] == 2U);
+    exchange.ask(7, std::vector<int32_t>{1}, 1);
+    exchange.ask(7, std::vector<int32_t>{5}, 2);
     const auto wishes = exchange.poll(0s);
     REQUIRE(wishes.size() == 1);
     CHECK(wishes[0].request_id == 7);
     CHECK(wishes[0].num_output == 2);
     CHECK(wishes[0].tokens == std::vector<int32_t>{1, 5});
-    exchange.give(7, 1, only({2}));  // late: two tokens are there
-    CHECK_THROWS_WITH_AS(static_cast<void>(exchange.wait(7, 2, 1ms)), doctest::Contains("took longer"),
+    exchange.give(7, 1, 0, {only({2}), 1});  // late: two tokens are there
+    CHECK_THROWS_WITH_AS(static_cast<void>(exchange.wait(7, 2, 0, 1ms)), doctest::Contains("took longer"),
                          std::runtime_error);
-    exchange.give(7, 2, only({3}));
-    CHECK(exchange.wait(7, 2, 0s)[0] == 8U);
+    exchange.give(7, 2, 0, {only({3}), 1});
+    CHECK(exchange.wait(7, 2, 0, 0s).row(0)[0] == 8U);
     exchange.refuse(7, 2, "no way on");
-    CHECK_THROWS_WITH_AS(static_cast<void>(exchange.wait(7, 2, 0s)), "no way on", std::runtime_error);
+    CHECK_THROWS_WITH_AS(static_cast<void>(exchange.wait(7, 2, 0, 0s)), "no way on", std::runtime_error);
     exchange.drop(7);
-    exchange.give(7, 2, only({3}));
-    exchange.ask(7, 1, 3);
+    exchange.give(7, 2, 0, {only({3}), 1});
+    exchange.ask(7, std::vector<int32_t>{1}, 3);
     CHECK(exchange.poll(0s).empty());
+}
+
+TEST_CASE("masks behind drafts are waited for, and forgotten with the next token") {
+    MaskExchange exchange;
+    exchange.add(7, only({1}), 10);
+    exchange.ask(7, std::vector<int32_t>{1}, 1);
+    exchange.ask_along(7, std::vector<int32_t>{4, 5});
+    auto wishes = exchange.poll(0s);
+    REQUIRE(wishes.size() == 1);
+    CHECK(wishes[0].tokens == std::vector<int32_t>{1});
+    CHECK(wishes[0].drafts == std::vector<int32_t>{4, 5});
+    exchange.give(7, 1, 0, {only({4}), 1});  // as of a wish before the drafts
+    CHECK(exchange.wait(7, 1, 0, 0s).count == 1);
+    CHECK_THROWS_WITH_AS(static_cast<void>(exchange.wait(7, 1, 2, 1ms)), doctest::Contains("took longer"),
+                         std::runtime_error);
+    std::vector<uint32_t> both = only({4});
+    const auto second = only({9});
+    both.insert(both.end(), second.begin(), second.end());
+    exchange.give(7, 1, 2, {both, 2});  // it takes the first draft and not the second
+    const MaskRows masks = exchange.wait(7, 1, 2, 0s);
+    REQUIRE(masks.count == 2);
+    CHECK(masks.row(0)[0] == 1U << 4);
+    CHECK(masks.row(1)[0] == 1U << 9);
+    exchange.ask_along(7, std::vector<int32_t>{6});
+    exchange.ask(7, std::vector<int32_t>{4, 9}, 3);
+    wishes = exchange.poll(0s);
+    REQUIRE(wishes.size() == 1);
+    CHECK(wishes[0].tokens == std::vector<int32_t>{4, 9});
+    CHECK(wishes[0].drafts.empty());
 }
 
 TEST_CASE("constrained requests follow their masks beside free ones") {
@@ -61,8 +90,8 @@ TEST_CASE("constrained requests follow their masks beside free ones") {
                 seen[wish.request_id] += static_cast<int>(wish.tokens.size());
                 CHECK(seen[wish.request_id] == wish.num_output);
                 const int base = wish.tokens.back() / 3 * 3;
-                engine.masks().give(wish.request_id, wish.num_output,
-                                    only({wish.num_output % 2 == 0 ? base : base + 1}));
+                const auto mask = only({wish.num_output % 2 == 0 ? base : base + 1});
+                engine.masks().give(wish.request_id, wish.num_output, 0, {mask, 1});
             }
         }
     });

@@ -8,6 +8,7 @@
 #include "sampling/sampler.h"
 #include "speculation/drafter.h"
 #include "tests/fake_device.h"
+#include "tests/toy_grammar.h"
 
 namespace castiron::testing {
 
@@ -35,7 +36,9 @@ public:
                 value.add(0.9);
                 hashed_logits(shifted(history, shift), logits);
                 const auto output = std::span(history).subspan(static_cast<size_t>(request.prompt_tokens));
-                const SamplingContext context{request.params, request.seed, request.prompt(), output};
+                const uint32_t mask = toy_grammar(output);
+                const std::span<const uint32_t> masked(&mask, request.constrained() ? 1 : 0);
+                const SamplingContext context{request.params, request.seed, request.prompt(), output, masked};
                 int32_t token = sampler_.sample(logits, context, {}).token;
                 if (random_() % lies_ == 0) token = static_cast<int32_t>(random_()) % vocab_size_;
                 request.drafts.push_back(std::abs(token));

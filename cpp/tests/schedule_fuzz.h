@@ -21,6 +21,7 @@
 #include "tests/fake_device.h"
 #include "tests/oracle_drafter.h"
 #include "tests/schedule_checks.h"
+#include "tests/toy_grammar.h"
 
 namespace castiron::testing {
 
@@ -37,6 +38,7 @@ struct FuzzTotals {
     int64_t evictions = 0;
     int64_t drafted = 0;
     int64_t accepted = 0;
+    int64_t drafted_in_grammars = 0;  // drafts that a grammar takes
     int64_t cancelled = 0;
     int64_t failures = 0;
     int64_t poisoned = 0;
@@ -180,7 +182,11 @@ private:
         params.context_logits = chance(10);
         if (chance(6)) params.rules.bad_words = {{pick(0, kVocab - 1), pick(0, kVocab - 1)}};
         if (chance(6)) params.num_speculative_tokens = pick(0, 3);
-        if (chance(8)) search_beams(params);
+        if (chance(8)) {
+            search_beams(params);
+        } else if (chance(6)) {
+            params.first_mask = {toy_grammar({})};
+        }
         return params;
     }
 
@@ -400,7 +406,12 @@ private:
         if (queued && !on_device([&] { runner_->finish(plan); })) return false;
         const bool poison = poisoned_.at(&plan);
         totals_.drafted += plan.num_drafts;
+        const auto masks = give_masks(plan);
         const StepRunner::Sampled sampled = runner_->sample(plan);
+        for (const auto& [request, given] : masks) {
+            totals_.drafted_in_grammars += static_cast<int64_t>(given.size()) - 1;
+            request->masks = {};
+        }
         totals_.accepted += sampled.right_drafts;
         for (const ScheduledChunk& chunk : plan.chunks) {
             if (chunk.request->finish_reason != FinishReason::kError) continue;
@@ -411,6 +422,26 @@ private:
         scheduler_->keep_computed(plan, sampled.failed);
         retire(poison);
         return true;
+    }
+
+    // Of requests with a grammar: the mask of the token that the step chooses, and those behind its drafts. A
+    // grammar may tell less than is asked, and nothing of use behind a draft that it does not take.
+    std::map<Request*, std::vector<uint32_t>> give_masks(const StepPlan& plan) {
+        std::map<Request*, std::vector<uint32_t>> given;
+        for (const ScheduledChunk& chunk : plan.chunks) {
+            Request& request = *chunk.request;
+            if (!request.constrained() || !chunk.completes()) continue;
+            std::vector<int32_t> text(request.output().begin(), request.output().end());
+            std::vector<uint32_t>& masks = given[&request];
+            masks.push_back(toy_grammar(text));
+            for (const int32_t draft : request.drafts) {
+                if ((masks.back() >> draft & 1U) == 0 || chance(10)) break;
+                text.push_back(draft);
+                masks.push_back(toy_grammar(text));
+            }
+            request.masks = {masks, masks.size()};
+        }
+        return given;
     }
 
     void retire(bool may_fail) {

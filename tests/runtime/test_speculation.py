@@ -127,37 +127,50 @@ def test_sampled_tokens_have_the_models_distribution(start: Any) -> None:
     assert statistic < cells + 6 * np.sqrt(2 * cells)
 
 
-def test_grammars_are_followed_beside_drafts(start: Any) -> None:
+def test_grammars_are_followed_with_drafts_and_beside_them(start: Any) -> None:
+    choices = ((7, 8), (9,), (3, 17, 40))
+
     def mask(num_output: int) -> np.ndarray[Any, Any]:
         words = np.zeros(2, np.uint32)
-        for token in ((7, 8), (9,), (3, 17, 40))[num_output % 3]:
+        for token in choices[num_output % 3]:
             words[token // 32] |= np.uint32(1) << np.uint32(token % 32)
         return words
 
-    def outcomes(core: Any) -> list[list[int]]:
+    def masks_for(wish: Any) -> np.ndarray[Any, Any]:
+        masks = [mask(wish.num_output)]
+        for i, draft in enumerate(wish.drafts):
+            if draft not in choices[(wish.num_output + i) % 3]:
+                break
+            masks.append(mask(wish.num_output + i + 1))
+        return np.stack(masks)
+
+    def outcomes(core: Any, free: int) -> list[list[int]]:
         done = threading.Event()
 
         def give() -> None:
             while not done.is_set():
                 for wish in core.poll_masks(0.05):
-                    core.give_mask(wish.request_id, wish.num_output, mask(wish.num_output))
+                    core.give_masks(wish.request_id, wish.num_output, len(wish.drafts), masks_for(wish))
 
         thread = threading.Thread(target=give)
         thread.start()
         try:
             fields: dict[str, Any] = {"max_tokens": 30, "temperature": 0.8, "seed": 3}
             ids = [core.submit(prompt(LOOP), params(first_mask=mask(0), **fields)) for _ in range(3)]
-            ids += [core.submit(prompt(LOOP), params(**fields)) for _ in range(2)]
+            ids += [core.submit(prompt(LOOP), params(**fields)) for _ in range(free)]
             return [outcome.token_ids for outcome in finish(core, ids).values()]
         finally:
             done.set()
             thread.join()
 
-    expected = outcomes(start())
+    expected = outcomes(start(), 2)
     core = start(speculative_decoding="suffix")
-    assert outcomes(core) == expected
+    assert outcomes(core, 0) == expected[:3]
+    stats = core.stats()
+    assert 0 < stats["accepted_tokens"] < stats["draft_tokens"]
+    assert outcomes(core, 2) == expected
     for tokens in expected[:3]:
-        assert all(token in ((7, 8), (9,), (3, 17, 40))[i % 3] for i, token in enumerate(tokens))
+        assert all(token in choices[i % 3] for i, token in enumerate(tokens))
 
 
 def test_cached_prefixes_hold_nothing_of_rejected_drafts(start: Any) -> None:

@@ -108,6 +108,29 @@ def test_what_masks_allow_is_of_the_form(
             assert text in expected
 
 
+@pytest.mark.parametrize("form", [form for form, _ in FORMS], ids=lambda x: "")
+def test_masks_along_drafts_are_those_that_come_with_the_tokens(grammars: Grammars, form: Any) -> None:
+    rng = np.random.default_rng(5)
+    slow, tokens = grammars.matcher(form), []
+    masks = [slow.mask().copy()]
+    while len(tokens) < 12 and (choices := [t for t in allowed(masks[-1]) if t != END]):
+        tokens.append(int(rng.choice(choices)))
+        slow.advance(tokens[-1:])
+        masks.append(slow.mask().copy())
+    quick = grammars.matcher(form)
+    for i in range(len(tokens)):
+        drafts = tokens[i : i + 4]
+        along = quick.masks_along(drafts)
+        assert (along == masks[i : i + len(along)]).all()
+        assert len(along) == 1 + len(drafts)
+        # Behind a draft that is wrong, or that ends the text, nobody goes on.
+        forbidden = next(token for token in range(len(masks[i]) * 32) if token not in allowed(masks[i]))
+        assert len(quick.masks_along([forbidden, *drafts])) == 1
+        assert len(quick.masks_along([*drafts[:1], END, *drafts])) == 2
+        assert (quick.mask() == masks[i]).all()
+        quick.advance(drafts[:1])
+
+
 def test_any_json_object_is_an_object(grammars: Grammars, tokenizer: tuple[Path, Tokenizer]) -> None:
     ended = [drawn(grammars.matcher(StructuredOutput(json_object=True)), tokenizer[1], s) for s in range(30)]
     found = [json.loads(text) for text in ended if text is not None]
@@ -161,6 +184,7 @@ def test_min_tokens_and_a_form_contradict_each_other() -> None:
 class _Wish:
     def __init__(self, request_id: int, num_output: int, tokens: list[int]) -> None:
         self.request_id, self.num_output, self.tokens = request_id, num_output, tokens
+        self.drafts: list[int] = []
 
 
 class _Core:
@@ -173,8 +197,9 @@ class _Core:
         given, self.wishes = self.wishes, []
         return given
 
-    def give_mask(self, request_id: int, num_output: int, mask: Any) -> None:
-        self.answers[request_id] = (num_output, allowed(mask))
+    def give_masks(self, request_id: int, num_output: int, num_drafts: int, masks: Any) -> None:
+        assert (num_drafts, len(masks)) == (0, 1)
+        self.answers[request_id] = (num_output, allowed(masks[0]))
 
     def refuse_mask(self, request_id: int, num_output: int, reason: str) -> None:
         self.answers[request_id] = (num_output, reason)
