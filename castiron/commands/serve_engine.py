@@ -47,8 +47,8 @@ from .server_report import show_ready, show_routes, show_session
 @click.option(
     "--tool-call-parser",
     default="auto",
-    help="How the model writes tool calls: openai, deepseek_v3, mistral, pythonic, llama3_json, hermes, "
-    "none; auto: as its chat template says.",
+    help="How the model writes tool calls: openai, deepseek_v3, mistral, pythonic, llama3_json, kimi_k2, "
+    "qwen3_coder, glm45, hermes, none; auto: as its chat template says.",
 )
 @click.option(
     "--reasoning-parser",

@@ -71,7 +71,7 @@ class _Answer:
             made["content"] = said.content or None
             made["tool_calls"] = [
                 {
-                    "id": self._turn.make_id(),
+                    "id": call.id or self._turn.make_id(),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
@@ -151,7 +151,7 @@ def delta_objects(deltas: Sequence[Delta], make_id: Callable[[], str]) -> list[d
         if isinstance(delta, (CallStart, CallArguments)):
             entry: dict[str, Any] = {"index": delta.index}
             if isinstance(delta, CallStart):
-                entry |= {"id": make_id(), "type": "function"}
+                entry |= {"id": delta.id or make_id(), "type": "function"}
                 entry["function"] = {"name": delta.name, "arguments": ""}
             else:
                 entry["function"] = {"arguments": delta.text}

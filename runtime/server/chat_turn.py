@@ -137,8 +137,8 @@ class _Output:
     """Reads one output; ``reasoning_tokens`` are those whose text was reasoning, by the step they came in."""
 
     def __init__(self, style: AnswerStyle, use: ToolUse | None, opened: bool, reasoning: bool) -> None:
-        names = None if use is None else [f.name for f in use.functions]
-        self._parser = style.parser(names, opened, only_known=use is not None and use.limited)
+        functions = None if use is None else {f.name: f.parameters for f in use.functions}
+        self._parser = style.parser(functions, opened, only_known=use is not None and use.limited)
         self._parallel = use is None or use.parallel
         self._reasoning = reasoning
         self.reasoning_tokens = 0

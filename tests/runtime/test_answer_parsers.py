@@ -6,13 +6,10 @@ import json
 import random
 
 import pytest
-from castiron.runtime.server.parsers import AnswerStyle, Message, find_style
+from answer_cases import CASES, DS, FUNCTIONS, KIMI, KIMI_W, T, W, call
+from castiron.runtime.server.parsers import AnswerStyle, CallStart, Message, find_style
 
 from castiron.errors import EngineError
-
-WEATHER = {"city": "Rome", "days": 3}
-TIME = {"zone": 'a "quoted" {brace} \\ back'}
-DS = "<｜tool▁calls▁begin｜>"
 
 
 def style(tools: str | None, reasoning: str | None = None) -> AnswerStyle:
@@ -23,7 +20,7 @@ def read(
     kind: tuple[str | None, str | None],
     pieces: list[str],
     opened: bool = False,
-    functions=("weather", "time"),
+    functions=FUNCTIONS,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     parser = style(*kind).parser(None if kind[0] is None else functions, opened)
     message = Message()
@@ -31,223 +28,6 @@ def read(
         message.add(parser.push(piece))
     message.add(parser.flush())
     return message.content, message.reasoning, [(c.name, c.arguments) for c in message.calls.values()]
-
-
-def call(name: str, arguments: dict, key: str = "arguments") -> str:
-    return json.dumps({"name": name, key: arguments})
-
-
-W, T = ("weather", WEATHER), ("time", TIME)
-HERMES = "<tool_call>\n{}\n</tool_call>"
-#: Style, text, and by hand: content, reasoning, calls.
-CASES = [
-    (("hermes", None), HERMES.format(call(*W)), "", "", [W]),
-    (
-        ("hermes", None),
-        f"I look.\n{HERMES.format(call(*W))}\n{HERMES.format(call(*T))}\nDone.",
-        "I look.\nDone.",
-        "",
-        [W, T],
-    ),
-    (("hermes", None), '<tool_call>{"name": "f", "arguments": {}}', "", "", [("f", {})]),
-    (
-        ("hermes", None),
-        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
-        "",
-        "",
-        [("f", {"a": 1})],
-    ),
-    (
-        ("hermes", None),
-        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
-        "",
-        "",
-        [("f", {"a": 1})],
-    ),
-    (
-        ("hermes", None),
-        '<tool_call>{"type": "function", "name": "f", "arguments": {}}</tool_call>',
-        "",
-        "",
-        [("f", {})],
-    ),
-    (("hermes", None), "a <b> <tool_ cal", "a <b> <tool_ cal", "", []),
-    (("hermes", None), "tail \n", "tail \n", "", []),
-    # Broken in one way or the other: content, all of it.
-    (("hermes", None), "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", "", []),
-    (
-        ("hermes", None),
-        '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>x',
-        '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>x',
-        "",
-        [],
-    ),
-    (
-        ("hermes", None),
-        '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>',
-        "",
-        [],
-    ),
-    (
-        ("hermes", None),
-        '<tool_call>{"name": "f", "arguments": {"a"',
-        '<tool_call>{"name": "f", "arguments": {"a"',
-        "",
-        [],
-    ),
-    (
-        ("hermes", None),
-        '<tool_call>{"name": "f", "arguments": [1]}',
-        '<tool_call>{"name": "f", "arguments": [1]}',
-        "",
-        [],
-    ),
-    (
-        ("hermes", None),
-        '<tool_call>{"name": "f", "arguments": {"a": NaN}}',
-        '<tool_call>{"name": "f", "arguments": {"a": NaN}}',
-        "",
-        [],
-    ),
-    # A missing bracket behind whole arguments does no harm.
-    (
-        ("hermes", None),
-        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>',
-        "",
-        "",
-        [("f", {"a": 1})],
-    ),
-    (("llama3_json", None), call(*W, key="parameters"), "", "", [W]),
-    (("llama3_json", None), "<|python_tag|>" + call(*W, key="parameters"), "", "", [W]),
-    (
-        ("llama3_json", None),
-        f"\n{call(*W, key='parameters')}; {call(*T, key='parameters')}\n",
-        "",
-        "",
-        [W, T],
-    ),
-    (("llama3_json", None), '{"type": "function", "name": "time", "parameters": {}}', "", "", [("time", {})]),
-    (
-        ("llama3_json", None),
-        '{"name": "other", "parameters": {}}',
-        '{"name": "other", "parameters": {}}',
-        "",
-        [],
-    ),
-    (("llama3_json", None), '{"answer": 42}', '{"answer": 42}', "", []),
-    (("llama3_json", None), '{"name": "time"} is JSON', '{"name": "time"} is JSON', "", []),
-    (("llama3_json", None), "It is 5 {o'clock}.", "It is 5 {o'clock}.", "", []),
-    (("pythonic", None), "[weather(city='Rome', days=3)]", "", "", [W]),
-    (
-        ("pythonic", None),
-        '[weather(city="Rome", days=3), time(zone=\'a "quoted" {brace} \\\\ back\')]',
-        "",
-        "",
-        [W, T],
-    ),
-    (("pythonic", None), "<|python_start|>[time()]<|python_end|>", "", "", [("time", {})]),
-    (
-        ("pythonic", None),
-        "[time(a=[1, -2.5, None], b={'x': True, 'y': null}, c=(')', \"]\"))]",
-        "",
-        "",
-        [("time", {"a": [1, -2.5, None], "b": {"x": True, "y": None}, "c": [")", "]"]})],
-    ),
-    (("pythonic", None), "[1, 2, 3]", "[1, 2, 3]", "", []),
-    (("pythonic", None), "[other(a=1)]", "[other(a=1)]", "", []),
-    (("pythonic", None), "[time(a=open('x'))]", "[time(a=open('x'))]", "", []),
-    (("pythonic", None), "[time(1)]", "[time(1)]", "", []),
-    (("pythonic", None), "[time(a=", "[time(a=", "", []),
-    (("mistral", None), f"[TOOL_CALLS][{call(*W)}, {call(*T)}]", "", "", [W, T]),
-    (
-        ("mistral", None),
-        "[TOOL_CALLS] [" + json.dumps({"name": "f", "arguments": {}, "id": "abcdefghi"}) + "]",
-        "",
-        "",
-        [("f", {})],
-    ),
-    (
-        ("mistral", None),
-        f"Yes.[TOOL_CALLS]weather[ARGS]{json.dumps(WEATHER)}[TOOL_CALLS]time[CALL_ID]x1[ARGS]{json.dumps(TIME)}",
-        "Yes.",
-        "",
-        [W, T],
-    ),
-    (("mistral", None), f"[TOOL_CALLS]weather{json.dumps(WEATHER)}", "", "", [W]),
-    (("mistral", None), "[TOOL_CALLS]what is this?", "[TOOL_CALLS]what is this?", "", []),
-    (("mistral", "mistral"), "[THINK]Hm.[/THINK]Yes.", "Yes.", "Hm.", []),
-    (
-        ("deepseek_v3", None),
-        f"Ok.{DS}<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{json.dumps(WEATHER)}\n```"
-        f"<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{json.dumps(TIME)}\n```"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "Ok.",
-        "",
-        [W, T],
-    ),
-    (
-        ("deepseek_v3", None),
-        f"{DS}<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{json.dumps(WEATHER)}<｜tool▁call▁end｜>"
-        f"<｜tool▁call▁begin｜>time<｜tool▁sep｜>{json.dumps(TIME)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "",
-        "",
-        [W, T],
-    ),
-    (("deepseek_v3", None), DS + "nothing", DS + "nothing", "", []),
-    (
-        ("hermes", "think"),
-        f"<think>\nHm: <tool_call>?\n</think>\n\n{HERMES.format(call(*W))}",
-        "",
-        "Hm: <tool_call>?",
-        [W],
-    ),
-    ((None, "think"), "<think>\n\n</think>\n\nHello ", "Hello ", "", []),
-    (
-        (None, "think"),
-        "Hello <think>not at the beginning</think>",
-        "Hello <think>not at the beginning</think>",
-        "",
-        [],
-    ),
-    ((None, "think"), "\n  Hello", "\n  Hello", "", []),
-    ((None, "think"), "<think>unfinished </thi", "", "unfinished </thi", []),
-    (("openai", "openai"), "Plain.", "Plain.", "", []),
-    (
-        ("openai", "openai"),
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
-        "Yes.",
-        "Hm.",
-        [],
-    ),
-    (
-        ("openai", "openai"),
-        "<|channel|>analysis<|message|>Hm.<|end|>"
-        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
-        + json.dumps(WEATHER),
-        "I look.",
-        "Hm.",
-        [W],
-    ),
-    (
-        ("openai", "openai"),
-        " to=functions.time<|channel|>commentary json<|message|>" + json.dumps(TIME) + "<|call|>",
-        "",
-        "",
-        [T],
-    ),
-    (("openai", "openai"), "to=functions is what I say", "to=functions is what I say", "", []),
-    (
-        ("openai", "openai"),
-        "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>"
-        + json.dumps(TIME)
-        + "<|call|>",
-        "",
-        "",
-        [T],
-    ),
-]
 
 
 def shown(arguments: list[tuple[str, str]]) -> list[tuple[str, dict]]:
@@ -272,7 +52,7 @@ def test_calls_of_functions_that_may_not_be_called_are_content(kind, text, conte
         return
 
     def read_limited(pieces):
-        parser = style(*kind).parser(["weather"], False, only_known=True)
+        parser = style(*kind).parser({"weather": FUNCTIONS["weather"]}, False, only_known=True)
         message = Message()
         for piece in pieces:
             message.add(parser.push(piece))
@@ -313,6 +93,33 @@ ATOMS = {
         " to=functions.time ",
         "analysis",
         "final",
+    ],
+}
+ATOMS |= {
+    "qwen3_coder": [
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<function=weather>",
+            "<function=write>",
+            "<function=f",
+            "</function>",
+        ),
+        *("<parameter=city>", "<parameter=days>", "<parameter=text>", "<parameter=free>", "</parameter>"),
+        *(
+            "<tool_call>\n<function=write>\n<parameter=text>\n",
+            "\n</parameter>\n",
+            "\n</function>\n</tool_call>",
+        ),
+    ],
+    "glm45": [
+        *("<tool_call>", "</tool_call>", "weather", "write\n", "<arg_key>", "</arg_key>", "<arg_value>"),
+        *("</arg_value>", "<arg_key>text</arg_key>\n<arg_value>", "<arg_key>days</arg_key><arg_value>"),
+        *("<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>", "</arg_value>\n</tool_call>"),
+    ],
+    "kimi_k2": [
+        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.weather:0", "functions.f:12"),
+        *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>", "time"),
     ],
 }
 COMMON = [
@@ -358,8 +165,30 @@ def test_nonsense_is_read_the_same_way_in_any_pieces_and_calls_have_json(tools):
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole[2])
 
 
+@pytest.mark.parametrize(
+    ("tools", "before"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=write>\n<parameter=text>\n"),
+        ("glm45", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>"),
+    ],
+)
+def test_a_text_between_tags_comes_while_it_is_written(tools, before):
+    parser = style(tools).parser(FUNCTIONS, False)
+    parser.push(before)
+    for word, expected in (("one ", "one "), ('"two"\t', '\\"two\\"\\t'), ("three", "three")):
+        (delta,) = parser.push(word)
+        assert delta.text == expected
+
+
+def test_a_call_keeps_the_models_own_id_where_it_is_one_of_a_kind():
+    parser = style("kimi_k2").parser(FUNCTIONS, False)
+    deltas = parser.push(KIMI.format(KIMI_W + KIMI_W + KIMI_W.replace(":0", ":1")))
+    ids = [delta.id for delta in deltas if isinstance(delta, CallStart)]
+    assert ids == ["functions.weather:0", None, "functions.weather:1"]
+
+
 def test_arguments_come_while_they_are_written():
-    parser = style("hermes").parser(["f"], False)
+    parser = style("hermes").parser({"f": None}, False)
     parser.push('<tool_call>\n{"name": "f", "arguments": {"text": "')
     for word in ("one ", "two ", "three"):
         (delta,) = parser.push(word)
@@ -367,7 +196,7 @@ def test_arguments_come_while_they_are_written():
 
 
 def test_content_is_not_held_longer_than_a_marker_may_begin():
-    parser = style("hermes").parser(["f"], False)
+    parser = style("hermes").parser({"f": None}, False)
     assert [d.text for d in parser.push("a < b <tool")] == ["a < b"]
     assert [d.text for d in parser.push("box>")] == [" <toolbox>"]
 
@@ -376,6 +205,10 @@ TEMPLATES = [
     ("{{ '<tool_call>' }}<think>", "hermes", "think"),
     ("{{ '<tool_call>' }}", "hermes", None),
     ("<tool_call><function=x>", None, None),
+    ("<tool_call>\n<function=x>\n<parameter=a>", "qwen3_coder", None),
+    ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key><think>", "glm45", "think"),
+    ("<tool_call><invoke name=x>", None, None),
+    ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", None),
     ("{{ '[TOOL_CALLS]' }}[THINK]", "mistral", "mistral"),
     ("<｜tool▁sep｜>{% if '</think>' in content %}", "deepseek_v3", "think"),
     ("<|start|>assistant<|channel|>final<|message|>", "openai", "openai"),
@@ -393,7 +226,7 @@ TEMPLATES = [
 def test_the_style_is_what_the_template_speaks(template, tools, reasoning):
     found = find_style(template, {}, "auto", "auto")
     assert (found.tools, found.reasoning) == (tools, reasoning)
-    assert find_style(template, {}, "none", "none").parser(["f"], False) is None
+    assert find_style(template, {}, "none", "none").parser({"f": None}, False) is None
 
 
 def test_unknown_styles_and_half_of_harmony_are_refused():

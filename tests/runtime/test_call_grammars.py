@@ -26,7 +26,8 @@ PARAMETERS = {
     "$defs": {"count": {"type": "integer", "minimum": 1, "maximum": 5}},
 }
 FUNCTIONS = (Function("weather", PARAMETERS), Function("now"))
-VARIANTS = [(name, "") for name in TOOL_STYLES] + [("mistral", "[ARGS]"), ("deepseek_v3", "```json")]
+VARIANTS = [(name, "") for name in TOOL_STYLES]
+VARIANTS += [("mistral", "[ARGS]"), ("deepseek_v3", "```json"), ("glm45", "</arg_key>\n")]
 
 
 @pytest.fixture(scope="module", params=["special", "plain"])
@@ -35,7 +36,7 @@ def tokenizer(request, tmp_path_factory):
     folder = make_tokenizer.byte_level(tmp_path_factory.mktemp(request.param))
     if request.param == "special":
         backend = Tokenizer(folder).backend
-        markers = {m for name, s in TOOL_STYLES.items() if name != "hermes" for m in s.markers}
+        markers = {m for style in TOOL_STYLES.values() for m in style.markers}
         backend.add_special_tokens(sorted(markers | {"[THINK]", "[/THINK]"}))
         backend.save(str(folder / "tokenizer.json"))
     return Tokenizer(folder)
@@ -47,7 +48,7 @@ def grammars(tokenizer):
 
 
 def read(style, text, opened=False):
-    parser = style.parser([f.name for f in FUNCTIONS], opened)
+    parser = style.parser({f.name: f.parameters for f in FUNCTIONS}, opened)
     message = Message()
     message.add(parser.push(text) + parser.flush())
     return message
@@ -79,8 +80,39 @@ def test_what_is_drawn_is_calls_that_follow_their_schemas(grammars, tokenizer, n
         assert all(follows_schema(call) for call in message.calls.values()), text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=write>\n<parameter=text>\na <b>\n\n</parameter>\n"
+            "<parameter=at>\nnull\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "glm45",
+            "<tool_call>write<arg_key>text</arg_key><arg_value>a <b>\n</arg_value>"
+            "<arg_key>at</arg_key><arg_value>null</arg_value></tool_call>",
+        ),
+    ],
+)
+def test_a_text_between_tags_is_free_up_to_the_closing_one(grammars, tokenizer, name, text):
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    schema = {"properties": {"at": optional, "text": {"type": "string"}}, "required": ["text"]}
+    function = Function("write", schema)
+    style = AnswerStyle(name, None, "", tokenizer.special_ids_by_text)
+    matcher = grammars.matcher(answer_form(None, ToolUse([], (function,), True, False), style, False))
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        assert token in allowed(matcher.mask())
+        matcher.advance([token])
+    assert allowed(matcher.mask()) == [END]
+    parser = style.parser({"write": schema}, False)
+    message = Message()
+    message.add(parser.push(text) + parser.flush())
+    assert json.loads(message.calls[0].arguments) == {"text": "a <b>\n", "at": None}
+
+
 def test_a_named_function_is_the_only_one_called_and_once(grammars, tokenizer):
-    style = AnswerStyle("hermes", None, "", {})
+    style = AnswerStyle("hermes", None, "", tokenizer.special_ids_by_text)
     form = answer_form(None, ToolUse([], FUNCTIONS[:1], True, False), style, False)
     for seed in range(4):
         (call,) = read(style, drawn(grammars.matcher(form), tokenizer, seed)).calls.values()
@@ -111,7 +143,7 @@ def test_reasoning_may_come_before_what_is_required(grammars, tokenizer):
 
 
 def test_where_calls_are_free_an_answer_of_the_wanted_form_may_take_their_place(grammars, tokenizer):
-    style = AnswerStyle("hermes", None, "", {})
+    style = AnswerStyle("hermes", None, "", tokenizer.special_ids_by_text)
     wanted = StructuredOutput(json={"enum": ["yes/no"]})
     form = answer_form(wanted, ToolUse([], FUNCTIONS, False, True), style, False)
     texts = [drawn(grammars.matcher(form), tokenizer, seed) for seed in range(8)]

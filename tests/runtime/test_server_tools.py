@@ -157,6 +157,28 @@ def allowed(mode, *names):
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
 
 
+def test_an_id_that_the_model_gives_a_call_is_the_calls_id(saying):
+    text = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:3<|tool_call_argument_begin|>"
+        '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    server = saying(text, config={"tool_call_parser": "kimi_k2"})
+    chat = post(server, "/v1/chat/completions", **ASK).json()
+    chunks = events(server, "/v1/chat/completions", **ASK)
+    functions = [{"type": "function", **TOOL["function"]}]
+    response = post(server, "/v1/responses", input="Hello", tools=functions).json()
+    tools = [{"name": "weather", "input_schema": TOOL["function"]["parameters"]}]
+    message = post(server, "/v1/messages", messages=USER, tools=tools, max_tokens=200).json()
+    streamed = [e for c in chunks for e in c["choices"][0]["delta"].get("tool_calls", [])]
+    assert (
+        chat["choices"][0]["message"]["tool_calls"][0]["id"]
+        == streamed[0]["id"]
+        == response["output"][0]["call_id"]
+        == message["content"][0]["id"]
+        == "functions.weather:3"
+    )
+
+
 def test_only_allowed_tools_are_called_and_the_model_is_told_of_all(saying, tools_folder):
     server = saying(CALL)
     ask = {**ASK, "tools": [TOOL, OTHER]}

@@ -52,7 +52,12 @@ class Answer:
             content.append({"type": "text", "text": said.content})
         for call in said.calls.values():
             content.append(
-                {"type": "tool_use", "id": _call_id(), "name": call.name, "input": json.loads(call.arguments)}
+                {
+                    "type": "tool_use",
+                    "id": call.id or self._turn.make_id(),
+                    "name": call.name,
+                    "input": json.loads(call.arguments),
+                }
             )
         return {**self._head(), "content": content, **_end(piece), "usage": self._usage()}
 
@@ -83,7 +88,12 @@ class Answer:
             opened = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             return [*opened, self._piece({"type": "thinking_delta", "thinking": delta.text})]
         if isinstance(delta, CallStart):
-            block = {"type": "tool_use", "id": _call_id(), "name": delta.name, "input": {}}
+            block = {
+                "type": "tool_use",
+                "id": delta.id or self._turn.make_id(),
+                "name": delta.name,
+                "input": {},
+            }
             return self._block(f"tool_use {delta.index}", block)
         if isinstance(delta, CallArguments):
             return [self._piece({"type": "input_json_delta", "partial_json": delta.text})]
@@ -133,7 +143,3 @@ def _end(piece: Piece) -> dict[str, Any]:
     by_string = piece.finish_reason == "stop" and isinstance(stop, str)
     reason = "stop_sequence" if by_string else _STOP_REASONS.get(str(piece.finish_reason), "end_turn")
     return {"stop_reason": reason, "stop_sequence": stop if by_string else None}
-
-
-def _call_id() -> str:
-    return f"toolu_{uuid.uuid4().hex[:24]}"

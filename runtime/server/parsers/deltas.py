@@ -23,10 +23,11 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of a function begins; ``index`` counts the calls of one answer."""
+    """A call of a function begins; ``index`` counts the calls of one answer, ``id`` is the model's own."""
 
     index: int
     name: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Call:
 
     name: str
     arguments: str = ""
+    id: str | None = None
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class Message:
             elif isinstance(delta, Reasoning):
                 self.reasoning += delta.text
             elif isinstance(delta, CallStart):
-                self.calls[delta.index] = Call(delta.name)
+                self.calls[delta.index] = Call(delta.name, id=delta.id)
             elif isinstance(delta, CallArguments):
                 self.calls[delta.index].arguments += delta.text
             else:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 from ..tools import FUNCTION_NAME
 from .deltas import CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
 from .json_scanner import JsonScanner, json_object
 from .reader import Reading, TextReader
+
+#: Names of functions with their JSON schemas, None = no parameters.
+Functions: TypeAlias = Mapping[str, Mapping[str, Any] | None]
 
 
 class Parser(ABC):
@@ -21,15 +24,15 @@ class Parser(ABC):
     around a call are left out.
 
     Args:
-        functions: names of the functions that may be called.
+        functions: those that may be called, and the schemas of their parameters.
         only_known: a call of another function is content; else it is passed on, for the client to refuse.
     """
 
     #: Whether anything but the names of functions tells calls from content.
     _marked: ClassVar[bool] = True
 
-    def __init__(self, functions: Collection[str] = (), only_known: bool = False) -> None:
-        self._functions = frozenset(functions)
+    def __init__(self, functions: Functions | None = None, only_known: bool = False) -> None:
+        self._functions = functions or {}
         self._only_known = only_known or not self._marked
         self._text = TextReader()
         self._found: list[Delta] = []
@@ -38,6 +41,7 @@ class Parser(ABC):
         self._said = False
         self._ends_with_call = False
         self._calls = 0
+        self._ids: set[str | None] = set()
         self._reading: Reading[None] | None = self._answer()
         self._go_on()
 
@@ -114,20 +118,27 @@ class Parser(ABC):
         known = not self._only_known or name in self._functions
         return known and FUNCTION_NAME.fullmatch(name) is not None
 
-    def _start(self, name: str) -> int:
+    def _start(self, name: str, id: str | None = None) -> int:
         self._ends_with_call = True
         index, self._calls = self._calls, self._calls + 1
-        self._found.append(CallStart(index, name))
+        self._found.append(CallStart(index, name, None if id in self._ids else id))
+        self._ids.add(id)
         return index
+
+    def _break(self, index: int) -> None:
+        """What has begun as a call is none, or does not end: all since the mark is content."""
+        self._found.append(CallBroken(index, self._blanks + self._text.raw))
+        self._blanks, self._said, self._ends_with_call = "", True, False
+        self._text.mark()
 
     def _whole_call(self, name: str, arguments: dict[str, Any]) -> None:
         """A call that has been read to its end."""
         self._found.append(CallArguments(self._start(name), json.dumps(arguments)))
         self._text.mark()
 
-    def _arguments(self, name: str) -> Reading[bool]:
+    def _arguments(self, name: str, id: str | None = None) -> Reading[bool]:
         """A call whose arguments begin at the cursor; False where they are broken, which is then said."""
-        index = self._start(name)
+        index = self._start(name, id)
         pieces: list[str] = []
 
         def put(text: str) -> None:
@@ -138,9 +149,7 @@ class Parser(ABC):
         complete = yield from self._text.json(JsonScanner(), put)
         if complete and json_object("".join(pieces)) is not None:
             return True
-        self._found.append(CallBroken(index, self._blanks + self._text.raw))
-        self._blanks, self._said, self._ends_with_call = "", True, False
-        self._text.mark()
+        self._break(index)
         return False
 
     def _call_object(self) -> Reading[bool]:

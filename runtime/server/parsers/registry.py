@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from castiron.errors import EngineError
 
 from ..tools import Function
-from . import call_grammars, deepseek, harmony, hermes, llama, mistral, pythonic
+from . import call_grammars, deepseek, glm, harmony, hermes, kimi, llama, mistral, pythonic, qwen_coder
 from .deepseek import DeepSeekParser
 from .deltas import Delta
+from .glm import GlmParser
 from .harmony import HarmonyParser
 from .hermes import HermesParser
+from .kimi import KimiParser
 from .lark import Lark
 from .llama import LlamaJsonParser
 from .mistral import MistralParser
-from .parser import Parser
+from .parser import Functions, Parser
 from .pythonic import PythonicParser
+from .qwen_coder import QwenCoderParser
 from .think import Reasoned, ThinkParser
 
 
@@ -108,12 +111,33 @@ TOOL_STYLES: Mapping[str, ToolStyle] = {
         ("<|python_tag|>", '"parameters": dictionary of argument name'),
         but_not=("<function=",),
     ),
+    "kimi_k2": ToolStyle(
+        KimiParser,
+        call_grammars.kimi_calls,
+        (kimi.OPEN, kimi.CLOSE, kimi.CALL_OPEN, kimi.ARGUMENTS, kimi.CALL_CLOSE),
+        (kimi.OPEN,),
+    ),
+    "qwen3_coder": ToolStyle(
+        QwenCoderParser,
+        call_grammars.qwen_coder_calls,
+        (
+            *(qwen_coder.OPEN, qwen_coder.CLOSE, qwen_coder.FUNCTION, qwen_coder.FUNCTION_END),
+            *(qwen_coder.PARAMETER, qwen_coder.PARAMETER_END),
+        ),
+        (qwen_coder.PARAMETER,),
+    ),
+    "glm45": ToolStyle(
+        GlmParser,
+        call_grammars.glm_calls,
+        (glm.OPEN, glm.CLOSE, glm.KEY, glm.KEY_END, glm.VALUE, glm.VALUE_END),
+        (glm.KEY,),
+    ),
     "hermes": ToolStyle(
         HermesParser,
         call_grammars.hermes_calls,
         (hermes.OPEN, hermes.CLOSE),
         ("<tool_call>",),
-        # Forms of Qwen 3 Coder, GLM and MiniMax between the same markers, and Apriel's
+        # Other forms between the same markers, MiniMax's the third, and Apriel's
         but_not=("<function=", "<arg_key>", "<invoke", "<tool_calls>"),
     ),
 }
@@ -165,19 +189,19 @@ class AnswerStyle:
         return ("" if opened else opening), closing
 
     def parser(
-        self, functions: Collection[str] | None, opened: bool, only_known: bool = False
+        self, functions: Functions | None, opened: bool, only_known: bool = False
     ) -> AnswerParser | None:
         """A parser for one output; None where its text is all content.
 
         Args:
-            functions: names of those that may be called; None = no calls.
+            functions: those that may be called; None = no calls.
             opened: the prompt has begun the reasoning.
             only_known: a call of another function is content in every style.
         """
         style = None if functions is None or self.tools is None else TOOL_STYLES[self.tools]
         if self.reasoning == "openai" or (style is not None and style.parser is HarmonyParser):
-            return HarmonyParser(functions or (), only_known)
-        calls = None if style is None else style.parser(functions or (), only_known)
+            return HarmonyParser(functions, only_known)
+        calls = None if style is None else style.parser(functions, only_known)
         if self.reasoning is None:
             return calls
         return Reasoned(ThinkParser(REASONING_STYLES[self.reasoning].markers, opened), calls)

@@ -79,7 +79,7 @@ async def complete(turn: ChatTurn, response: dict[str, Any]) -> None:
         output.append(_reasoning(said.reasoning))
     if said.content or not said.calls:
         output.append(_message(said.content))
-    output += [_call(turn.make_id(), call.name, call.arguments) for call in said.calls.values()]
+    output += [_call(call.id or turn.make_id(), call.name, call.arguments) for call in said.calls.values()]
     finish(response, turn, piece.finish_reason)
 
 
@@ -124,7 +124,8 @@ class ResponseStream:
             opened = self._open_unless("reasoning", _reasoning(""))
             return [*opened, self._grown("response.reasoning_text.delta", "text", delta.text)]
         if isinstance(delta, CallStart):
-            return [*self._close("completed"), *self._open(_call(self._turn.make_id(), delta.name, ""))]
+            call = _call(delta.id or self._turn.make_id(), delta.name, "")
+            return [*self._close("completed"), *self._open(call)]
         if isinstance(delta, CallArguments):
             return [self._grown("response.function_call_arguments.delta", "arguments", delta.text)]
         assert isinstance(delta, CallBroken)
