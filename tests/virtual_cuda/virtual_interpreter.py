@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import struct
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -43,12 +44,14 @@ class Interpreter:
 
     Attributes:
         launches: how often each kernel (by ``Kernel.name``) ran.
+        turn: every launch takes it; who holds it keeps all requests where they are.
     """
 
     def __init__(self, driver: VirtualDriver) -> None:
         self._driver = driver
         self._known: dict[tuple[int, str], _Known] = {}
         self.launches: Counter[str] = Counter()
+        self.turn = threading.Lock()
         # For good: patching the language around each launch takes longer than the kernels of a tiny model.
         self._patches = ExitStack()
         self._patches.enter_context(interpreting())
@@ -71,8 +74,9 @@ class Interpreter:
         if known is None:
             raise LookupError(f"no program that was added has kernel {launch.function} with this image")
         _check(known.kernel, launch)
-        self.launches[known.kernel.name] += 1
-        _run_grid(self._driver, known, launch)
+        with self.turn:
+            self.launches[known.kernel.name] += 1
+            _run_grid(self._driver, known, launch)
 
 
 def _find(kernel: Kernel, index: int, operands: Operands) -> _Known:
