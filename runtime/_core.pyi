@@ -15,7 +15,7 @@ class EngineDeadError(RuntimeError):
     """The engine was shut down, or died of a failure that the message tells."""
 
 def cpu_features() -> dict[str, Any]:
-    """What this machine can run: avx2, avx512, avx512vnni, avx512bf16 (bool), best isa (str), cpus (int)."""
+    """What this machine can run: each instruction set by its name (bool), best isa (str), cpus (int)."""
 
 def cuda_probe() -> dict[str, Any]:
     """The NVIDIA GPUs of this machine.

@@ -226,7 +226,6 @@ nb::dict cpu_features() {
     for (const host::Isa isa : host::kAllIsas) {
         features[std::string(host::isa_name(isa)).c_str()] = host::cpu_supports(isa);
     }
-    features["avx512bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
     features["isa"] = std::string(host::isa_name(host::choose_isa("")));
     features["cpus"] = host::usable_cpus();
     return features;

@@ -83,9 +83,10 @@ struct Layer {
         return out;
     }
 
-    // Whether the matrix unit takes it, which rounds queries and weights to bf16.
+    // Whether queries and weights are rounded to bf16.
     [[nodiscard]] bool rounds(const std::string& isa) const {
-        return isa == "amx" && s.cache != DType::kF32 && s.head_dim % 32 == 0 && s.v_head_dim % 16 == 0;
+        return multiplies_bf16(isa) && s.cache != DType::kF32 && s.head_dim % 32 == 0 &&
+               s.v_head_dim % 16 == 0;
     }
     // Error of outputs from weights of eight bits and values below 2.5.
     [[nodiscard]] double tolerance(const std::string& isa) const { return rounds(isa) ? 5e-3 : 2e-5; }

@@ -26,9 +26,9 @@ struct Case {
     double alpha = 1;
 };
 
-// What a product takes for x: AMX multiplies bf16 with bf16.
+// What a product takes for x.
 Floats seen_by_product(Floats x, bool bf16, const std::string& isa) {
-    if (bf16 && isa == "amx") {
+    if (bf16 && multiplies_bf16(isa)) {
         for (float& v : x) v = round_bf16(v);
     }
     return x;
@@ -206,8 +206,8 @@ TEST_CASE("a row of linear is the same bit for bit alone, among 37 and among 300
         const Floats float32 = forward(*g.device(main_isa(), 1), kRows);
         for (const std::string& isa : isas()) {
             CAPTURE(isa);
-            // AMX has an arithmetic of its own for bf16.
-            const Floats all = bf16 && isa == "amx" ? forward(*g.device(isa, 1), kRows) : float32;
+            // Those that multiply bf16 have an arithmetic of their own.
+            const Floats all = bf16 && multiplies_bf16(isa) ? forward(*g.device(isa, 1), kRows) : float32;
             CHECK(same_bits(all, forward(*g.device(isa, 5), kRows)));
             const auto device = g.device(isa, 2);
             CHECK(same_bits(all, forward(*device, kRows)));
@@ -222,17 +222,20 @@ TEST_CASE("a row of linear is the same bit for bit alone, among 37 and among 300
     }
 }
 
-TEST_CASE("AMX adds the products of bf16 in the documented order, and takes the smallest numbers for zero") {
-    if (!host::cpu_supports(host::Isa::kAmx)) return;
-    constexpr int kRows = 21, kDepth = 83, kOut = 35;
+// Products of bf16 in the order that docs/program.md gives, with the smallest numbers for zero: `add` takes
+// `block` inputs into two chains that begin at zero; their sum joins that of the blocks before.
+template <typename Add>
+void check_bf16_order(const std::string& isa, int depth, size_t block, Add add) {
+    constexpr int kRows = 21, kOut = 35;
+    const auto k = static_cast<size_t>(depth);
     Random random(12);
-    Floats x = random.floats(size_t{kRows} * kDepth), w = random.floats(size_t{kOut} * kDepth);
+    Floats x = random.floats(kRows * k), w = random.floats(kOut * k);
     for (size_t i = 0; i < x.size(); i += 7) x[i] *= 1e-38f;
     for (size_t i = 0; i < w.size(); i += 5) w[i] *= 1e-38f;
     for (float& v : w) v = round_bf16(v);
     Graph g(kRows);
     const int y = g.value({kT, Dim{kOut}});
-    g.step("linear", {g.input(x, kDepth)}, {g.panels(w, kOut, kDepth, true)}, {y}, {{"activation", "none"}});
+    g.step("linear", {g.input(x, depth)}, {g.panels(w, kOut, depth, true)}, {y}, {{"activation", "none"}});
     g.output(y);
     const auto normal = [](float v) { return std::abs(v) < std::numeric_limits<float>::min() ? 0 * v : v; };
     const auto fma = [&](float a, float b, float c) { return normal(std::fma(normal(a), normal(b), c)); };
@@ -240,20 +243,39 @@ TEST_CASE("AMX adds the products of bf16 in the documented order, and takes the 
     for (size_t r = 0; r < kRows; ++r) {
         for (size_t o = 0; o < kOut; ++o) {
             float sum = 0;
-            for (size_t begin = 0; begin < kDepth; begin += 32) {
+            for (size_t begin = 0; begin < k; begin += block) {
                 float chains[2] = {0, 0};
-                for (size_t i = begin; i < std::min<size_t>(begin + 32, kDepth); ++i) {
-                    float& chain = chains[i % 2];
-                    chain = fma(round_bf16(normal(x[r * kDepth + i])), w[o * kDepth + i], chain);
-                }
+                add(begin, std::min(begin + block, k), [&](size_t i, int chain) {
+                    const float rounded = round_bf16(normal(x[r * k + i]));
+                    chains[chain] = fma(rounded, w[o * k + i], chains[chain]);
+                });
                 sum = normal(sum + normal(chains[0] + chains[1]));
             }
             expected.push_back(sum);
         }
     }
-    const auto device = g.device("amx", 2);
+    const auto device = g.device(isa, 2);
     CHECK(same_bits(forward(*device, kRows), expected));
     CHECK(same_bits(forward(*device, {Run{20, 0, 1, {}}}), Floats(expected.end() - kOut, expected.end())));
+}
+
+TEST_CASE("AMX adds the products of bf16 in the documented order") {
+    if (!host::cpu_supports(host::Isa::kAmx)) return;
+    check_bf16_order("amx", 83, 32, [](size_t begin, size_t end, const auto& take) {
+        for (size_t i = begin; i < end; ++i) take(i, static_cast<int>(i % 2));
+    });
+}
+
+TEST_CASE("AVX-512 adds the products of bf16 in the documented order") {
+    if (!host::cpu_supports(host::Isa::kAvx512Bf16)) return;
+    for (const int depth : {83, 801}) {
+        check_bf16_order("avx512bf16", depth, 384, [](size_t begin, size_t end, const auto& take) {
+            for (size_t i = begin; i < end; i += 2) {
+                if (i + 1 < end) take(i + 1, 0);
+                take(i, 0);
+            }
+        });
+    }
 }
 
 }  // namespace

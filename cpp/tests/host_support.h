@@ -45,6 +45,11 @@ inline std::vector<std::string> isas() {
     return names;
 }
 
+// Whether it rounds activations to bf16 where weights are bf16.
+inline bool multiplies_bf16(const std::string& isa) {
+    return isa == "avx512bf16" || isa == "amx";
+}
+
 inline float round_bf16(float x) {
     auto bits = std::bit_cast<uint32_t>(x);
     bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;

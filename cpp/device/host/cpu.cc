@@ -59,8 +59,9 @@ bool detect(Isa isa) {
     if (isa == Isa::kAvx512) return true;
     const bool vnni = bit(seven.ecx, 11);
     if (isa == Isa::kAvx512Vnni) return vnni;
-    const bool tiles = (states & 0x60000) == 0x60000;
     const bool bf16 = seven.eax >= 1 && bit(cpuid(7, 1).eax, 5);
+    if (isa == Isa::kAvx512Bf16) return vnni && bf16;
+    const bool tiles = (states & 0x60000) == 0x60000;
     const bool amx = bit(seven.edx, 22) && bit(seven.edx, 24) && bit(seven.edx, 25);  // bf16, tiles, int8
     return vnni && tiles && bf16 && amx && may_use_tiles();
 }
@@ -79,6 +80,8 @@ std::string_view isa_name(Isa isa) {
             return "avx512";
         case Isa::kAvx512Vnni:
             return "avx512vnni";
+        case Isa::kAvx512Bf16:
+            return "avx512bf16";
         case Isa::kAmx:
             return "amx";
     }
@@ -91,7 +94,8 @@ bool cpu_supports(Isa isa) {
 
 Isa choose_isa(const std::string& name) {
     if (name.empty()) {
-        for (const Isa isa : {Isa::kAmx, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2}) {
+        for (const Isa isa :
+             {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2}) {
             if (cpu_supports(isa)) return isa;
         }
         throw std::invalid_argument(
@@ -106,7 +110,7 @@ Isa choose_isa(const std::string& name) {
         return isa;
     }
     throw std::invalid_argument("unknown isa '" + name +
-                                "': expected avx2, avxvnni, avx512, avx512vnni, amx or portable");
+                                "': expected avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx or portable");
 }
 
 int usable_cpus() {

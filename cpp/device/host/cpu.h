@@ -6,13 +6,13 @@
 
 namespace castiron::host {
 
-// Those with VNNI have products of integers of their own, and the float kernels of those without; AMX has
-// products of bf16 as well.
-enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
+// Those with VNNI have products of integers of their own, and the float kernels of those without; those with
+// BF16 have products of bf16 as well, and AMX has its own of all these.
+enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
 
 // From the plainest to the one that is chosen first.
-inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2,       Isa::kAvxVnni,
-                                   Isa::kAvx512,   Isa::kAvx512Vnni, Isa::kAmx};
+inline constexpr Isa kAllIsas[] = {Isa::kPortable,   Isa::kAvx2,       Isa::kAvxVnni, Isa::kAvx512,
+                                   Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx};
 
 [[nodiscard]] std::string_view isa_name(Isa isa);
 

@@ -8,10 +8,9 @@ KernelTable with(KernelTable table, IntegerKernels integers) {
     return table;
 }
 
-KernelTable with_tiles(KernelTable table) {
-    table.integers = amx::integer_kernels();
-    table.bf16 = amx::bf16_kernels();
-    table.attention = amx::tiled_attention();
+KernelTable with(KernelTable table, Bf16Kernels bf16, AttentionKernels attention) {
+    table.bf16 = bf16;
+    table.bf16_attention = attention;
     return table;
 }
 
@@ -20,10 +19,15 @@ KernelTable with_tiles(KernelTable table) {
 const KernelTable& kernels_for(Isa isa) {
     static const KernelTable avx2_vnni = with(avx2::kernel_table(), avxvnni::integer_kernels());
     static const KernelTable avx512_vnni = with(avx512::kernel_table(), avx512vnni::integer_kernels());
-    static const KernelTable amx_units = with_tiles(avx512::kernel_table());
+    static const KernelTable avx512_bf16 =
+        with(avx512_vnni, avx512bf16::bf16_kernels(), avx512bf16::bf16_attention());
+    static const KernelTable amx_units = with(with(avx512::kernel_table(), amx::integer_kernels()),
+                                              amx::bf16_kernels(), amx::bf16_attention());
     switch (isa) {
         case Isa::kAmx:
             return amx_units;
+        case Isa::kAvx512Bf16:
+            return avx512_bf16;
         case Isa::kAvx512Vnni:
             return avx512_vnni;
         case Isa::kAvx512:

@@ -18,11 +18,12 @@ namespace castiron::host::amx {
 #include "device/host/kernels/codes.inl"
 #include "device/host/kernels/integer_product.inl"
 #include "device/host/kernels/tiles.inl"
-#include "device/host/kernels/bf16_product.inl"
+#include "device/host/kernels/bf16_rows.inl"
+#include "device/host/kernels/bf16_tiles.inl"
 #include "device/host/kernels/integer_tiles.inl"
 #include "device/host/kernels/attention_cache.inl"
-#include "device/host/kernels/attention_products.inl"
 #include "device/host/kernels/attention.inl"
+#include "device/host/kernels/attention_bf16.inl"
 #include "device/host/kernels/attention_tiles.inl"
 // clang-format on
 
@@ -31,11 +32,11 @@ IntegerKernels integer_kernels() {
 }
 
 Bf16Kernels bf16_kernels() {
-    return {.round_row = round_bf16_row, .product = bf16_product};
+    return {.height = 2 * kTileHeight, .round_row = round_bf16_row, .product = bf16_product};
 }
 
-AttentionKernels tiled_attention() {
-    return attention_kernels<Tiles>;
+AttentionKernels bf16_attention() {
+    return attention_kernels<TileProducts>;
 }
 
 }  // namespace castiron::host::amx

@@ -20,13 +20,6 @@ CASTIRON_INLINE const float* query(const AttentionArgs& a, int64_t row) {
     return a.q + row / a.group * a.q_stride + row_head(a, row) * a.head_dim;
 }
 
-// Without a matrix unit: weights stay float32.
-struct NoTiles {
-    static constexpr bool kPresent = false;
-    static constexpr int kMaxRows = kMaxAttentionRows;
-    CASTIRON_INLINE void store_weights(float* scores, int key, Vec weights) { store(scores + key, weights); }
-};
-
 // The keys of one segment that any of a call's rows may see, [begin, end) of kSegmentKeys.
 struct SegmentKeys {
     SegmentKeys(const AttentionArgs& a, int64_t row_begin, int64_t rows, int64_t segment)
@@ -41,10 +34,10 @@ struct SegmentKeys {
     int begin, end;
 };
 
-// Scores of one row become weights in place, as Tiles stores them, for whole blocks; zero where masked.
+// Scores of one row become weights in place, as Products stores them, for whole blocks; zero where masked.
 // Returns the maximum through `top` and the sum through `total`; false when the row sees no key of the
 // segment.
-template <typename Tiles>
+template <typename Products>
 static bool row_softmax(const AttentionArgs& a, int64_t row, const SegmentKeys& keys, float* scores,
                         float* top, float* total) {
     const int64_t position = row_position(a, row);
@@ -54,7 +47,7 @@ static bool row_softmax(const AttentionArgs& a, int64_t row, const SegmentKeys& 
     const int high = past < keys.end ? static_cast<int>(past) : keys.end;
     const int block_begin = keys.begin / 32 * 32, block_end = (keys.end + 31) / 32 * 32;
     if (low >= high) {
-        for (int i = block_begin; i < block_end; i += 16) Tiles::store_weights(scores, i, zero());
+        for (int i = block_begin; i < block_end; i += 16) Products::store_weights(scores, i, zero());
         return false;
     }
     const Vec low_v = set1(static_cast<float>(low)), high_v = set1(static_cast<float>(high));
@@ -80,7 +73,7 @@ static bool row_softmax(const AttentionArgs& a, int64_t row, const SegmentKeys& 
     Vec l = zero();
     for (int i = block_begin; i < block_end; i += 16) {
         const Vec e = exp_negative(sub(load(scores + i), top_v));
-        Tiles::store_weights(scores, i, e);
+        Products::store_weights(scores, i, e);
         l = add(l, e);
     }
     *total = sum(l);
@@ -103,21 +96,11 @@ struct AttentionScratch {
     float* wide;
 };
 
-// Packed queries of rows [row_begin, row_end) side by side.
-CASTIRON_INLINE void pack_queries(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* packed) {
-    for (int64_t row = row_begin; row < row_end; ++row) {
-        const float* q = query(a, row);
-        float* to = packed + (row - row_begin) * padded16(a.head_dim);
-        for_each_vec(a.head_dim, [&](int64_t i, int n) { store_n(to + i, load_n(q + i, n), n); });
-    }
-}
-
 // One segment for the packed rows. partial r: [0] maximum (-inf: saw nothing), [1] sum, [16..] values.
-template <typename Tiles, CacheType kType>
+template <typename Products, CacheType kType>
 static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int64_t segment,
                         const AttentionScratch& scratch, float* partials, int64_t partial_stride) {
-    constexpr bool kBf16 = kType == CacheType::kBF16,
-                   kBytes = kType == CacheType::kI8 || kType == CacheType::kF8E4M3;
+    constexpr bool kBytes = kType == CacheType::kI8 || kType == CacheType::kF8E4M3;
     const SegmentKeys keys(a, row_begin, rows, segment);
     if (keys.begin >= keys.end) {
         for (int r = 0; r < rows; ++r) partials[r * partial_stride] = -__builtin_inff();
@@ -131,59 +114,39 @@ static void run_segment(const AttentionArgs& a, int64_t row_begin, int rows, int
         value_blocks[b] = head.values(block);
         const std::byte* block_keys = head.keys(block);
         const NextLines next{value_blocks[b], head.keys(block < last_block ? block + 1 : block)};
-        if constexpr (kBytes) widen_block<Tiles, kType>(a, b, scratch.wide, &block_keys, &value_blocks[b]);
-        if constexpr (Tiles::kPresent) {
-            Tiles::scores(a, scratch.packed, rows, block_keys, scratch.scores + b * 32, next);
-        } else {
-            score_block<kBf16>(scratch.packed, padded16(a.head_dim), rows, a.head_dim, block_keys,
-                               scratch.scores + b * 32, next);
+        if constexpr (kBytes) {
+            widen_block<Products::kBf16, kType>(a, b, scratch.wide, &block_keys, &value_blocks[b]);
         }
+        Products::template scores<kType>(a, scratch.packed, rows, block_keys, scratch.scores + b * 32, next);
     }
     for (int r = 0; r < rows; ++r) {
         float* partial = partials + r * partial_stride;
-        if (!row_softmax<Tiles>(a, row_begin + r, keys, scratch.scores + r * kScoreStride, partial,
-                                partial + 1)) {
+        if (!row_softmax<Products>(a, row_begin + r, keys, scratch.scores + r * kScoreStride, partial,
+                                   partial + 1)) {
             partial[0] = -__builtin_inff();
         }
     }
-    if constexpr (Tiles::kPresent) {
-        Tiles::values(a, value_blocks, keys, rows, scratch, partials + 16, partial_stride);
-    } else {
-        value_block<kBf16>(a, value_blocks, scratch.scores, rows, keys.begin, keys.end, partials + 16,
-                           partial_stride);
-    }
+    Products::template values<kType>(a, value_blocks, keys, rows, scratch, partials + 16, partial_stride);
 }
 
 using RunSegment = void (*)(const AttentionArgs&, int64_t row_begin, int rows, int64_t segment,
                             const AttentionScratch&, float* partials, int64_t partial_stride);
 
-template <typename Tiles>
+// bf16 has no attention over a cache of float32.
+template <typename Products>
 static RunSegment segments_of(CacheType type) {
     switch (type) {
         case CacheType::kF32:
-            return run_segment<NoTiles, CacheType::kF32>;
+            if constexpr (!Products::kBf16) return run_segment<Products, CacheType::kF32>;
+            break;
         case CacheType::kBF16:
-            return run_segment<Tiles, CacheType::kBF16>;
+            return run_segment<Products, CacheType::kBF16>;
         case CacheType::kI8:
-            return run_segment<Tiles, CacheType::kI8>;
+            return run_segment<Products, CacheType::kI8>;
         case CacheType::kF8E4M3:
-            return run_segment<Tiles, CacheType::kF8E4M3>;
+            return run_segment<Products, CacheType::kF8E4M3>;
     }
     __builtin_unreachable();
-}
-
-// Packs the queries of one call; how its segments are run.
-template <typename Tiles>
-static RunSegment prepare(const AttentionArgs& a, int64_t row_begin, int64_t row_end,
-                          const AttentionScratch& scratch) {
-    if constexpr (Tiles::kPresent) {
-        if (Tiles::take(a)) {
-            Tiles::pack(a, row_begin, row_end, scratch.packed);
-            return segments_of<Tiles>(a.cache_type);
-        }
-    }
-    pack_queries(a, row_begin, row_end, scratch.packed);
-    return segments_of<NoTiles>(a.cache_type);
 }
 
 // running (+)= partial.
@@ -226,13 +189,14 @@ CASTIRON_INLINE void finish_row(const AttentionArgs& a, int64_t row, const float
                  [&](int64_t i, int n) { store_n(out + i, mul(load(running + 16 + i), scale), n); });
 }
 
-template <typename Tiles>
+template <typename Products>
 static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t row_end, int64_t segment,
                               float* partials, int64_t row_stride, float* memory) {
     const AttentionScratch scratch(a, memory);
-    const auto run = prepare<Tiles>(a, row_begin, row_end, scratch);
+    const auto run = segments_of<Products>(a.cache_type);
+    Products::pack(a, row_begin, row_end, scratch.packed);
     run(a, row_begin, static_cast<int>(row_end - row_begin), segment, scratch, partials, row_stride);
-    if constexpr (Tiles::kPresent) Tiles::release();
+    Products::release();
 }
 
 static void attention_merge(const AttentionArgs& a, int64_t row, const float* partials, int64_t count,
@@ -243,12 +207,13 @@ static void attention_merge(const AttentionArgs& a, int64_t row, const float* pa
     finish_row(a, row, scratch);
 }
 
-template <typename Tiles>
+template <typename Products>
 static void attention(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* memory) {
     const int rows = static_cast<int>(row_end - row_begin);
     const int64_t width = padded16(a.v_head_dim), stride = 16 + width;
     const AttentionScratch scratch(a, memory);
-    const auto run = prepare<Tiles>(a, row_begin, row_end, scratch);
+    const auto run = segments_of<Products>(a.cache_type);
+    Products::pack(a, row_begin, row_end, scratch.packed);
     for (int r = 0; r < rows; ++r) clear_partial(scratch.running + r * stride, width);
     const int64_t first = first_visible(a, row_position(a, row_begin)) / kSegmentKeys;
     const int64_t last = row_position(a, row_end - 1) / kSegmentKeys;
@@ -258,13 +223,13 @@ static void attention(const AttentionArgs& a, int64_t row_begin, int64_t row_end
             merge(scratch.running + r * stride, scratch.partials + r * stride, width);
         }
     }
-    if constexpr (Tiles::kPresent) Tiles::release();
+    Products::release();
     for (int r = 0; r < rows; ++r) finish_row(a, row_begin + r, scratch.running + r * stride);
 }
 
-// Tiles: NoTiles, or what attention_tiles.inl has.
-template <typename Tiles>
-inline constexpr AttentionKernels attention_kernels{.max_rows = Tiles::kMaxRows,
-                                                    .attention = attention<Tiles>,
-                                                    .segment = attention_segment<Tiles>,
+// Products: how queries meet keys and weights meet values; attention_float.inl and its siblings.
+template <typename Products>
+inline constexpr AttentionKernels attention_kernels{.max_rows = Products::kMaxRows,
+                                                    .attention = attention<Products>,
+                                                    .segment = attention_segment<Products>,
                                                     .merge = attention_merge};

@@ -1,14 +1,23 @@
 // What attention reads: cached keys and values. A line holds the numbers of one input (keys) or one token
 // (values); a cache of bf16 has two of them in a line, side by side, as the weights of panel16x2 do.
 
-template <bool kBf16>
+// What the scores of one block ask for meanwhile, as many bytes of each as they read: the block's values, and
+// the keys that come next. Nothing is read, so either may be longer or shorter than the block.
+struct NextLines {
+    const std::byte* values;
+    const std::byte* keys;
+};
+
+inline constexpr int64_t kKeyLineBytes = 32 * 4;
+
+template <bool kPaired>
 CASTIRON_INLINE const std::byte* cached_line(const std::byte* base, int index, int64_t line_bytes) {
-    return base + (kBf16 ? index / 2 : index) * line_bytes;
+    return base + (kPaired ? index / 2 : index) * line_bytes;
 }
 
-template <bool kBf16, bool kOdd>
+template <bool kPaired, bool kOdd>
 CASTIRON_INLINE Vec load_cached(const std::byte* from) {
-    if constexpr (kBf16) {
+    if constexpr (kPaired) {
         const auto* pairs = reinterpret_cast<const uint16_t*>(from);
         return kOdd ? load_pair_odd(pairs) : load_pair_even(pairs);
     } else {
@@ -17,10 +26,10 @@ CASTIRON_INLINE Vec load_cached(const std::byte* from) {
 }
 
 // f(i, Int<whether odd>) for i in [begin, end); of float32 none is odd.
-template <bool kBf16, typename F>
+template <bool kPaired, typename F>
 CASTIRON_INLINE void for_cached(int begin, int end, F f) {
     int i = begin;
-    if constexpr (kBf16) {
+    if constexpr (kPaired) {
         if (i % 2 != 0 && i < end) f(i++, Int<1>{});
         for (; i + 2 <= end; i += 2) {
             f(i, Int<0>{});
@@ -88,14 +97,15 @@ static void pair_cached(const std::byte* from, int64_t pairs, int64_t columns, s
     }
 }
 
-// Keys and values of one block of bytes, as the products take them; values: room for those of the segment.
-template <typename Tiles, CacheType kType>
+// Keys and values of one block of bytes, as pairs of bf16 or as floats; values: room for those of the
+// segment.
+template <bool kBf16, CacheType kType>
 CASTIRON_INLINE void widen_block(const AttentionArgs& a, int block, float* wide, const std::byte** keys,
                                  const std::byte** values) {
-    constexpr int64_t kElement = Tiles::kPresent ? 2 : 4;
+    constexpr int64_t kElement = kBf16 ? 2 : 4;
     auto* to_keys = reinterpret_cast<std::byte*>(wide);
     std::byte* to_values = to_keys + kElement * 32 * (a.head_dim + int64_t{block} * a.v_head_dim);
-    if constexpr (Tiles::kPresent) {
+    if constexpr (kBf16) {
         pair_cached<kType>(*keys, a.head_dim / 2, 32, to_keys);
         pair_cached<kType>(*values, 16, a.v_head_dim, to_values);
     } else {

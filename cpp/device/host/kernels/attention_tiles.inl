@@ -1,5 +1,4 @@
-// The products of attention by the matrix unit, for caches of bf16 and of bytes, which become bf16: queries
-// and weights are rounded to bf16 as well. Scores are sums as bf16_product.inl has them, over 32 inputs at a
+// Products of attention by the matrix unit. Scores are sums as bf16_tiles.inl has them, over 32 inputs at a
 // time; weighted values likewise, over the 32 keys of a block. A row of either depends on its own row of
 // queries or weights alone.
 
@@ -33,39 +32,18 @@ CASTIRON_KERNEL void value_tiles(const std::byte* const* blocks, int first, int 
     store_sums<kHigh, V>(out, 16, out_stride);
 }
 
-// The first `tokens` of a block of values, zeros behind: what lies there may be anything, not-a-number
-// included, and a tile multiplies all of it.
-static void copy_tokens(const std::byte* values, int64_t v_head_dim, int tokens, std::byte* to) {
-    for (int pair = 0; pair < 16; ++pair) {
-        const int left = tokens - 2 * pair;
-        const Ints mask = set1_int(left >= 2 ? -1 : left == 1 ? 0xffff : 0);
-        for (int64_t i = 0; i < v_head_dim * 4; i += 64) {
-            const int64_t at = pair * v_head_dim * 4 + i;
-            store_ints(to + at, bit_and(load_ints(values + at), mask));
-        }
-    }
-}
-
-// What attention.inl asks of a matrix unit.
-struct Tiles {
-    static constexpr bool kPresent = true;
+struct TileProducts : Bf16Products {
     static constexpr int kMaxRows = 2 * kTileHeight;
 
-    static bool take(const AttentionArgs& a) {
-        return a.cache_type != CacheType::kF32 && a.head_dim % 32 == 0 && a.v_head_dim % 16 == 0;
-    }
-
-    // Packed queries as rows of bf16; shapes the tiles for them.
+    // Shapes the tiles as well.
     static void pack(const AttentionArgs& a, int64_t row_begin, int64_t row_end, float* packed) {
-        auto* to = reinterpret_cast<std::byte*>(packed);
-        for (int64_t row = row_begin; row < row_end; ++row, to += bf16_row_bytes(a.head_dim)) {
-            round_bf16_row(query(a, row), a.head_dim, to);
-        }
+        Bf16Products::pack(a, row_begin, row_end, packed);
         const int64_t rows = row_end - row_begin;
         shape_tiles(rows < kTileHeight ? rows : kTileHeight, rows > kTileHeight ? rows - kTileHeight : 0, 64);
     }
 
     // Few rows take keys and values from memory; of more, asking for them would only cost.
+    template <CacheType>
     static void scores(const AttentionArgs& a, const float* packed, int rows, const std::byte* keys,
                        float* scores, NextLines next) {
         const auto* q = reinterpret_cast<const std::byte*>(packed);
@@ -74,22 +52,12 @@ struct Tiles {
             : score_tiles<1, true>(q, bf16_row_bytes(a.head_dim), a.head_dim, keys, scores, next);
     }
 
-    CASTIRON_INLINE void store_weights(float* scores, int key, Vec weights) {
-        const __m256bh rounded = _mm512_cvtneps_pbh(weights.v);
-        __builtin_memcpy(reinterpret_cast<std::byte*>(scores) + key * 2, &rounded, 32);
-    }
-
+    template <CacheType>
     static void values(const AttentionArgs& a, const std::byte** blocks, const SegmentKeys& keys, int rows,
                        const AttentionScratch& scratch, float* out, int64_t out_stride) {
         const auto* weights = reinterpret_cast<const std::byte*>(scratch.scores);
         const int first = keys.begin / 32, last = (keys.end + 31) / 32;
-        if (keys.end % 32 != 0) {
-            // Behind what blocks of bytes became.
-            auto* copy = reinterpret_cast<std::byte*>(
-                scratch.wide + attention_wide_floats(a.head_dim, a.v_head_dim, a.cache_type));
-            copy_tokens(blocks[last - 1], a.v_head_dim, keys.end % 32, copy);
-            blocks[last - 1] = copy;
-        }
+        clear_behind(a, blocks, keys.end, scratch);
         const auto columns = [&](auto high) {
             int64_t column = 0;
             for (; column + 32 <= a.v_head_dim; column += 32) {

@@ -88,9 +88,9 @@ static void dequantized_product(const QuantizedArgs& a, int64_t row_begin, int64
             for (int64_t g = 0; g < groups; ++g) {
                 const int64_t begin = rows * g / groups, end = rows * (g + 1) / groups;
                 with_rows<kTileRows>(end - begin, [&](auto r) {
-                    linear_block<r.value, 1, Weights::kFloat>(x + begin * x_stride + k0, x_stride,
-                                                              reinterpret_cast<const std::byte*>(wide), 0, k,
-                                                              sums + begin * 16, 0, k0 > 0, nothing, nullptr);
+                    product_block<r.value, 1, FloatForm>(x + begin * x_stride + k0, x_stride,
+                                                         reinterpret_cast<const std::byte*>(wide), 0, k,
+                                                         sums + begin * 16, 0, k0 > 0, nothing, nullptr);
                 });
             }
         }

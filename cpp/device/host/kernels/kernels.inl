@@ -8,6 +8,7 @@ static_assert(kTileRows == CASTIRON_TILE_ROWS);
 #include "device/host/kernels/unrolled.inl"
 #include "device/host/kernels/math.inl"
 #include "device/host/kernels/codes.inl"
+#include "device/host/kernels/linear_product.inl"
 #include "device/host/kernels/linear.inl"
 #include "device/host/kernels/rows.inl"
 #include "device/host/kernels/rounding.inl"
@@ -16,13 +17,15 @@ static_assert(kTileRows == CASTIRON_TILE_ROWS);
 #include "device/host/kernels/attention_cache.inl"
 #include "device/host/kernels/attention_products.inl"
 #include "device/host/kernels/attention.inl"
+#include "device/host/kernels/attention_float.inl"
 // clang-format on
 
 const KernelTable& kernel_table() {
     static constexpr KernelTable table = {
         .integers = {.set_sums = set_sums, .product = integer_product},
         .bf16 = {},
-        .attention = attention_kernels<NoTiles>,
+        .attention = attention_kernels<FloatProducts>,
+        .bf16_attention = {},
         .dequantized_product = dequantized_product,
         .linear_output = linear_output,
         .round_row = round_row,

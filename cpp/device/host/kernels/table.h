@@ -273,9 +273,9 @@ struct IntegerKernels {
                     int64_t block_end, float* acc, std::byte* unpacked, const WeightsAhead&);
 };
 
-// Products by a matrix unit, where there is one: activations are rounded to bf16 as well.
+// Products where the processor multiplies bf16: activations are rounded to it as well.
 struct Bf16Kernels {
-    static constexpr int64_t kHeight = 32;  // rows at once
+    int64_t height = 1;  // as that of IntegerKernels
     // One row x [k] as the product takes it, bf16_row_bytes(k).
     void (*round_row)(const float* x, int64_t k, std::byte* row) = nullptr;
     // Sums as those of IntegerKernels::product.
@@ -300,10 +300,16 @@ struct AttentionKernels {
     void (*merge)(const AttentionArgs&, int64_t row, const float* partials, int64_t count, float* scratch);
 };
 
+// What attention that rounds queries and weights to bf16 takes.
+[[nodiscard]] constexpr bool bf16_attention_takes(const AttentionArgs& a) {
+    return a.cache_type != CacheType::kF32 && a.head_dim % 32 == 0 && a.v_head_dim % 16 == 0;
+}
+
 struct KernelTable {
     IntegerKernels integers;
     Bf16Kernels bf16;  // null: bf16 weights are products of float32 (linear)
     AttentionKernels attention;
+    AttentionKernels bf16_attention;  // null: none
     // Sums of a product with rows of floats, likewise; wide: kLinearWideFloats of scratch.
     void (*dequantized_product)(const QuantizedArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
                                 int64_t block_end, float* acc, float* wide);
@@ -344,10 +350,14 @@ IntegerKernels integer_kernels();
 namespace avx512vnni {
 IntegerKernels integer_kernels();
 }
+namespace avx512bf16 {
+Bf16Kernels bf16_kernels();
+AttentionKernels bf16_attention();
+}  // namespace avx512bf16
 namespace amx {
 IntegerKernels integer_kernels();
 Bf16Kernels bf16_kernels();
-AttentionKernels tiled_attention();
+AttentionKernels bf16_attention();
 }  // namespace amx
 namespace avx2 {
 const KernelTable& kernel_table();

@@ -104,7 +104,7 @@ private:
         const LinearShape shape{.rows = rows,
                                 .blocks = blocks_,
                                 .panels_per_block = args.gated ? 2 : 1,
-                                .height = Bf16Kernels::kHeight,
+                                .height = kernels_.bf16.height,
                                 .row_bytes = rounded_.row_bytes()};
         for_linear_tiles(context, lane, shape,
                          [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,

@@ -12,7 +12,7 @@ namespace {
 // same bit for bit.
 class PagedAttention final : public Op {
 public:
-    explicit PagedAttention(StepChecker& step) : kernels_(step.kernels().attention) {
+    explicit PagedAttention(StepChecker& step) {
         const auto& layers = step.program().kv_layers;
         if (layers.empty()) step.fail("the program has no KV layers");
         layer_ = static_cast<size_t>(step.integer("layer", 0, static_cast<int64_t>(layers.size()) - 1));
@@ -26,6 +26,9 @@ public:
         args_.head_dim = static_cast<int>(head_dim);
         args_.v_head_dim = static_cast<int>(v_head_dim);
         args_.cache_type = cache_type(shape.dtype);
+        const KernelTable& table = step.kernels();
+        const bool bf16 = table.bf16_attention.attention != nullptr && bf16_attention_takes(args_);
+        kernels_ = bf16 ? table.bf16_attention : table.attention;
         args_.scale = static_cast<float>(step.number("scale"));
         args_.softcap = static_cast<float>(step.number_or("softcap", 0));
         if (args_.softcap < 0) step.fail("softcap is negative");
@@ -187,7 +190,7 @@ private:
         }
     }
 
-    const AttentionKernels& kernels_;
+    AttentionKernels kernels_;
     size_t layer_ = 0;
     int64_t q_heads_ = 0, kv_heads_ = 0, partial_floats_ = 0, max_segments_ = 0;
     AttentionArgs args_;

@@ -6,19 +6,6 @@
 // Inputs of a tile.
 inline constexpr int64_t kBf16Depth = 32;
 
-// x [k] as bf16, padded with zeros to whole tiles.
-static void round_bf16_row(const float* x, int64_t k, std::byte* row) {
-    const int64_t padded = (k + kBf16Depth - 1) / kBf16Depth * kBf16Depth;
-    for (int64_t i = 0; i < padded; i += kBf16Depth) {
-        const auto part = [&](int64_t at) {
-            const int64_t left = k - at < 0 ? 0 : k - at < 16 ? k - at : 16;
-            return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << left) - 1), x + at);
-        };
-        const __m512bh both = _mm512_cvtne2ps_pbh(part(i + 16), part(i));
-        __builtin_memcpy(row + i * 2, &both, 64);
-    }
-}
-
 // Panels as tiles of inputs: the last one, where k is not a multiple, is a copy with zeros behind, because
 // what follows in memory may be anything.
 struct Bf16Panels {
