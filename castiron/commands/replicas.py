@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -39,20 +40,16 @@ def replica_options(function: _Function) -> _Function:
     return function
 
 
-def check_replicas(replicas: int, ray_address: str | None, front: FrontConfig, *, swap: bool) -> None:
+def check_replicas(replicas: int, ray_address: str | None, front: FrontConfig) -> None:
     """Raise EngineError for options that do not go together."""
     if replicas == 1:
         if ray_address is not None:
             raise EngineError("--ray-address is for --replicas 2 or more")
         return
-    refused = {
-        "--allow-engine-swap": swap,
-        "--otlp-traces-endpoint": front.tracer is not None,
-        "max_tokens_in_flight of a key": front.keys.limits_tokens,
-    }
-    for name, given in refused.items():
-        if given:
-            raise EngineError(f"{name} does not go with --replicas {replicas}: replicas do not know of it")
+    if front.tracer is not None:
+        raise EngineError(
+            f"--otlp-traces-endpoint does not go with --replicas {replicas}: replicas do not know of it"
+        )
 
 
 def serve_several(
@@ -63,12 +60,14 @@ def serve_several(
     names: tuple[str, ...],
     listen: Listen,
     front: FrontConfig,
+    swap: bool,
     ray_address: str | None,
 ) -> None:
     """Start the replicas and serve until a signal, as one engine is served.
 
     Args:
         config: makes it of the model names.
+        swap: another engine may take its place.
         names: those of the options; without any the engine's.
     """
     import time
@@ -77,7 +76,7 @@ def serve_several(
     from castiron.engines import open_engine
     from castiron.runtime.scale_out.cluster import started, threads_of_each
     from castiron.runtime.scale_out.replicas import Replicas
-    from castiron.runtime.server import errors
+    from castiron.runtime.server.error_forms import error_response
     from castiron.runtime.server.front import Front
     from castiron.runtime.server.serve import serve
 
@@ -86,12 +85,13 @@ def serve_several(
     runtime = {"num_threads": threads_of_each(replicas), **runtime}
     click.echo(printable(f"castiron {__version__}: {name}, {replicas} replicas"))
     began = time.perf_counter()
-    with started(engine, replicas, runtime, config(names), ray_address) as handles:
+    engine = str(Path(engine).resolve())
+    with started(engine, replicas, runtime, config(names), swap, ray_address) as handles:
         click.echo(
             f"replicas loaded in {time.perf_counter() - began:.2f} s, {runtime['num_threads']} threads each"
         )
-        all_of_them = Replicas(handles, config(names).max_body_bytes)
-        app = Front(all_of_them.app(), front, lambda _path, error: errors.response(error))
+        all_of_them = Replicas(handles, engine, config(names).max_body_bytes)
+        app = Front(all_of_them.app(), front, error_response)
         serve(
             all_of_them,
             app,

@@ -106,7 +106,7 @@ def command(
 
     # What is wrong with these is said before a large engine is loaded.
     listen, front = listen_of(http), front_of(http)
-    check_replicas(replicas, ray_address, front, swap=allow_engine_swap)
+    check_replicas(replicas, ray_address, front)
     for name in served_model_name:
         if not name or not name.isprintable():
             raise EngineError(f"--served-model-name is {name[:200]!r}; expected printable characters")
@@ -130,7 +130,9 @@ def command(
         log_prompts=http["log_prompts"],
     )
     if replicas > 1:
-        serve_several(engine, replicas, runtime, config, served_model_name, listen, front, ray_address)
+        names = served_model_name
+        swap = allow_engine_swap
+        serve_several(engine, replicas, runtime, config, names, listen, front, swap, ray_address)
         return
     session = open_session(engine, options=options, phases=phases)
     close = session.close

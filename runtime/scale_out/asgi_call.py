@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from ..server.api_keys import ApiKey, KeyUse
+from ..server.request_context import KEY_USE
+
 _Messages = list[Message]
+#: A message before the answer: the tokens that the request holds of its API key until the stream ends.
+HOLD = "castiron.hold"
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class HttpRequest:
     headers: list[tuple[bytes, bytes]]
     body: bytes
     client: tuple[str, int] | None = None
+    #: Name of the API key that it came with.
+    key: str | None = None
 
     def scope(self) -> dict[str, Any]:
         """As ASGI has it."""
@@ -42,6 +49,28 @@ class HttpRequest:
         }
 
 
+class ReportedKey(KeyUse):
+    """The use of an API key whose limits another process knows: it is told what to hold."""
+
+    def __init__(self, name: str, report: Callable[[Message], None]) -> None:
+        super().__init__(ApiKey(name, ""))
+        self._report = report
+        self.free = asyncio.Event()
+        self.free.set()
+
+    def hold(self, tokens: int) -> None:
+        """Tell; whoever refuses them stops listening to the answer."""
+        super().hold(tokens)
+        self.free.clear()
+        self._report({"type": HOLD, "tokens": tokens})
+
+    def release(self, tokens: int) -> None:
+        """The stream of messages may end."""
+        super().release(tokens)
+        if not self.tokens:
+            self.free.set()
+
+
 async def call(app: ASGIApp, request: HttpRequest) -> AsyncIterator[_Messages]:
     """The application's messages, as many at once as there are. When the caller stops listening, the
     application is told that the client has gone, and ended if it does not end by itself.
@@ -49,6 +78,7 @@ async def call(app: ASGIApp, request: HttpRequest) -> AsyncIterator[_Messages]:
     messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=256)
     gone = asyncio.Event()
     body: list[bytes] = [request.body]
+    key = None if request.key is None else ReportedKey(request.key, messages.put_nowait)
 
     async def receive() -> Message:
         if body:
@@ -58,7 +88,9 @@ async def call(app: ASGIApp, request: HttpRequest) -> AsyncIterator[_Messages]:
 
     async def run() -> None:
         try:
-            await app(request.scope(), receive, messages.put)
+            await app({**request.scope(), KEY_USE: key}, receive, messages.put)
+            if key is not None:
+                await key.free.wait()  # a response in the background goes on after its answer
         finally:
             await messages.put(None)
 

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from castiron.errors import EngineError
@@ -22,13 +21,14 @@ _END_SECONDS = 5.0
 
 @contextmanager
 def started(
-    engine: str, replicas: int, runtime: dict[str, Any], config: ServerConfig, address: str | None
+    engine: str, replicas: int, runtime: dict[str, Any], config: ServerConfig, swap: bool, address: str | None
 ) -> Iterator[list[Any]]:
     """Have ``replicas`` actors load the engine; yields their handles, and ends the actors at the end.
 
     Args:
         engine: a folder that can be read wherever an actor runs.
         runtime: fields of ``RuntimeOptions`` of each.
+        swap: another engine may take its place.
         address: of a Ray cluster; None starts Ray on this machine alone.
 
     Raises:
@@ -66,7 +66,7 @@ def started(
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         targets = [
             serve.RunTarget(
-                deployment.options(name=f"replica-{i}").bind(str(Path(engine).resolve()), runtime, config),
+                deployment.options(name=f"replica-{i}").bind(engine, runtime, config, swap),
                 name=f"castiron-{i}",
                 route_prefix=None,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from starlette.types import Message
@@ -24,11 +25,12 @@ class Replica:
         engine: its folder, readable where the actor runs.
         runtime: fields of ``RuntimeOptions``.
         config: how the server behaves.
+        swap: another engine may take its place.
     """
 
-    def __init__(self, engine: str, runtime: dict[str, Any], config: ServerConfig) -> None:
-        self._session = open_session(engine, options=RuntimeOptions(**runtime))
-        self._service = Service(AsyncEngine(self._session), config)
+    def __init__(self, engine: str, runtime: dict[str, Any], config: ServerConfig, swap: bool) -> None:
+        load = partial(open_session, options=RuntimeOptions(**runtime))
+        self._service = Service(AsyncEngine(load(engine)), config, load if swap else None)
         self._app = make_app(self._service)
 
     async def answer(self, request: HttpRequest) -> AsyncIterator[list[Message]]:
@@ -36,12 +38,16 @@ class Replica:
         async for messages in call(self._app, request):
             yield messages
 
-    async def check_health(self) -> None:
-        """Asked by Ray Serve, which starts a replica again whose engine has died, and by the front."""
-        if self._session.failure is not None:
-            raise EngineError(self._session.failure)
+    async def check_health(self) -> str | None:
+        """Asked by Ray Serve, which starts a replica again whose engine has died, and by the front.
+
+        Returns the folder of the engine that has taken the first one's place.
+        """
+        if (failure := self._service.engine.session.failure) is not None:
+            raise EngineError(failure)
+        return self._service.exchanged_for
 
     def __del__(self) -> None:
         """Ray Serve ends a replica by this, after its requests."""
-        if session := getattr(self, "_session", None):
-            session.close()
+        if service := getattr(self, "_service", None):
+            service.slot.close_now()

@@ -5,13 +5,13 @@ before it answered.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,12 +20,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from castiron.errors import RequestError
+
 from ..server import errors
+from ..server.error_forms import error_response
 from ..server.errors import ApiError
-from ..server.streaming import DONE, ClientGoneError, event, read_body, while_connected
+from ..server.request_context import current
+from ..server.streaming import ClientGoneError, read_body, while_connected
 from .asgi_call import HttpRequest
+from .engine_of_all import SWAP, EngineOfAll
 from .metrics import merge_metrics
 from .prefix_router import PrefixRouter, prefix_keys
+from .relay import HOP_HEADERS, Relay
 
 _log = logging.getLogger("castiron.scale_out")
 #: What changes a replica must change them all.
@@ -35,8 +41,6 @@ _RESPONSES = "/v1/responses/"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _WATCH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
-#: Made for each connection, not to be passed on; the id of a request is this process's.
-_HOP_HEADERS = (b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id")
 
 
 class Replicas:
@@ -44,19 +48,24 @@ class Replicas:
 
     Args:
         handles: of deployments of ``Replica``.
+        engine: the folder that they have loaded.
         max_body_bytes: larger bodies are refused.
 
     Attributes:
         draining: new work is refused.
     """
 
-    def __init__(self, handles: Sequence[Any], max_body_bytes: int) -> None:
+    def __init__(self, handles: Sequence[Any], engine: str, max_body_bytes: int) -> None:
         self.draining = False
         self._max_body_bytes = max_body_bytes
         self._handles = handles
         self._streams = [handle.options(stream=True) for handle in handles]
         self._router = PrefixRouter(len(handles))
         self._up = set(range(len(handles)))
+        self._engine = EngineOfAll(engine, self._ask)
+        #: The loop keeps no task alive by itself.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bringing: dict[int, asyncio.Task[None]] = {}
 
     @property
     def unfinished(self) -> int:
@@ -81,7 +90,7 @@ class Replicas:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request = Request(scope, receive)
+        request, context = Request(scope, receive), current.get()
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         try:
             if path.startswith("/health"):
@@ -92,20 +101,23 @@ class Replicas:
                 request.method,
                 path,
                 scope["query_string"],
-                [(name, value) for name, value in scope["headers"] if name not in _HOP_HEADERS],
+                [(name, value) for name, value in scope["headers"] if name not in HOP_HEADERS],
                 body,
                 scope.get("client"),
+                None if context is None or context.key is None else context.key.name,
             )
             await while_connected(receive, self._answer(given, request, scope, send))
         except ClientGoneError:
             return
-        except ApiError as error:
-            await errors.response(error)(scope, receive, send)
+        except (ApiError, RequestError) as error:
+            await error_response(path, error)(scope, receive, send)
 
     async def _answer(self, given: HttpRequest, request: Request, scope: Scope, send: Send) -> None:
         whole: Response | None = None
         if given.path == "/metrics":
             whole = await self._metrics(given)
+        elif given.path == SWAP:
+            whole = await self._engine.exchange(given, self._some_up())
         elif given.path in _FOR_ALL:
             answers = await self._ask(range(len(self._streams)), given)
             whole = next((a for a in answers if a.status_code >= 400), answers[0])
@@ -140,20 +152,23 @@ class Replicas:
 
     async def _pass_on(self, given: HttpRequest, keys: list[bytes], able: set[int], send: Send) -> None:
         tried: set[int] = set()
+        context = current.get()
+        key = None if context is None else context.key
         while left := sorted((self._up & able) - tried):
             index = self._router.choose(keys, left)
-            relay = _Relay(send)
+            done = partial(self._router.done, index)
+            relay = Relay(given.path, key, send, done, self._tasks)
             try:
-                await relay.run(self._streams[index].answer.remote(given))
+                await relay.run(partial(self._streams[index].answer.remote, given))
                 return
+            except (ApiError, RequestError):  # the key's limits
+                raise
             except Exception as error:  # Ray's, of many kinds; failures of the application are answers
                 _log.warning("replica %d failed: %s", index, str(error).partition("\n")[0])
                 self._down(index)
                 tried.add(index)
                 if await relay.ended():
                     return
-            finally:
-                self._router.done(index)
         raise ApiError(503, "no replica is up that could answer; try again", headers={"Retry-After": "5"})
 
     async def _ask(self, indices: Sequence[int], given: HttpRequest) -> list[Response]:
@@ -168,7 +183,7 @@ class Replicas:
                 return errors.response(ApiError(503, f"replica {index} does not answer: {error}"))
             head, *parts = messages
             made = Response(b"".join(part.get("body", b"") for part in parts), head["status"])
-            made.raw_headers = [(n, v) for n, v in head["headers"] if n not in _HOP_HEADERS]
+            made.raw_headers = [(n, v) for n, v in head["headers"] if n not in HOP_HEADERS]
             return made
 
         return list(await asyncio.gather(*map(one, indices)))
@@ -204,58 +219,36 @@ class Replicas:
     async def _check(self, index: int) -> None:
         response = self._handles[index].check_health.remote()
 
-        async def answer() -> None:
-            await response
+        async def answer() -> str | None:
+            folder: str | None = await response
+            return folder
 
         try:
-            await asyncio.wait_for(answer(), _ANSWER_SECONDS)
+            folder = await asyncio.wait_for(answer(), _ANSWER_SECONDS)
         except Exception as error:  # Ray's, or no answer in time
             response.cancel()
             if index in self._up:
                 _log.warning("replica %d is down: %s", index, str(error).partition("\n")[0] or "no answer")
                 self._down(index)
         else:
+            if not self._engine.is_right(folder):
+                self._bring(index)
+                return
             if index not in self._up:
                 _log.warning("replica %d is up again", index)
             self._up.add(index)
 
+    def _bring(self, index: int) -> None:
+        """A replica that was started again has the first engine, and is up when it has that of the others."""
+        self._down(index)
 
-class _Relay:
-    """Sends a replica's messages on."""
+        async def bring() -> None:
+            if not await self._engine.bring(index):
+                _log.warning("replica %d cannot load the engine of the others", index)
+            del self._bringing[index]
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._head: Message | None = None
-
-    async def run(self, stream: Any) -> None:
-        """Send all of them; raises what the stream raises."""
-        finished = False
-        try:
-            async for batch in stream:
-                for message in batch:
-                    await self._send(self._mine(message))
-            finished = True
-        finally:
-            if not finished:  # the client has gone, or the replica has: nobody listens any more
-                stream.cancel()
-
-    def _mine(self, message: Message) -> Message:
-        if message["type"] != "http.response.start":
-            return message
-        self._head = message
-        return {**message, "headers": [(n, v) for n, v in message["headers"] if n not in _HOP_HEADERS]}
-
-    async def ended(self) -> bool:
-        """After a failure: whether the answer had begun; its end says then that it is not whole."""
-        if self._head is None:
-            return False
-        body = b""
-        if any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self._head["headers"]):
-            _, told = errors.describe(ApiError(503, "the replica failed while it answered; send it again"))
-            body = event(told) + DONE
-        with contextlib.suppress(Exception):  # a body of a known length that is cut short: uvicorn objects
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        return True
+        if index not in self._bringing:
+            self._bringing[index] = asyncio.create_task(bring())
 
 
 async def _nothing() -> Message:

@@ -48,11 +48,6 @@ class KeyUse:
         self.requests = 0
         self.tokens = 0
 
-    @property
-    def limits_tokens(self) -> bool:
-        """Whether ``hold`` ever refuses."""
-        return self._tokens_limit is not None
-
     def begin(self) -> None:
         """Count a request; ApiError 429 when as many run as the key may have."""
         if self._requests_limit is not None and self.requests >= self._requests_limit:
@@ -112,11 +107,6 @@ class ApiKeys:
 
     def __bool__(self) -> bool:
         return bool(self._uses)
-
-    @property
-    def limits_tokens(self) -> bool:
-        """Whether a key may have so many tokens in flight at most."""
-        return any(use.limits_tokens for _, use in self._uses)
 
     def find(self, headers: Headers) -> KeyUse:
         """The key that a request brings, as a bearer token or as ``x-api-key``.

@@ -8,9 +8,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import errors
+from .error_forms import error_response
 from .messages_api.body import CountBody, MessagesBody
-from .messages_api.endpoints import count_tokens, create_message, refusal
+from .messages_api.endpoints import count_tokens, create_message
 from .openapi import request_schema
 from .responses_api.body import ResponsesBody
 from .responses_api.endpoints import Responses
@@ -21,10 +21,8 @@ _Answering = Callable[[Awaitable[Response]], Awaitable[Response]]
 
 
 def refuse(service: Service, path: str, error: Exception) -> Response:
-    """The answer to a request that does not come as far as its route, in the form of the route's API."""
-    if path.startswith("/v1/messages"):
-        return refusal(service, error)
-    answer = errors.response(error)
+    """The answer to a request that does not come as far as its route."""
+    answer = error_response(path, error)
     service.metrics.refused(answer.status_code)
     return answer
 

@@ -44,6 +44,7 @@ async def swap_engine(service: Service, request: Request) -> Response:
         raise ApiError(409, str(e)) from None
     except CastironError as e:  # of the engine, or of an adapter of --lora-modules
         raise ApiError(400, str(e), "engine") from None
+    service.exchanged_for = body.engine
     answer = {
         "engine": made.engine.session.info.name,
         "before": before,

@@ -18,7 +18,7 @@ from castiron.errors import EngineError, RequestError
 from .api_keys import ApiKeys
 from .errors import ApiError
 from .page import PAGE_PATHS
-from .request_context import RequestContext, current, request_id
+from .request_context import KEY_USE, RequestContext, current, request_id
 from .tracing import Tracer
 
 _log = logging.getLogger("castiron.access")
@@ -118,7 +118,7 @@ class Front:
             return
         scope = self._placed(scope)
         headers = Headers(scope=scope)
-        context = RequestContext(request_id(headers.get("x-request-id")))
+        context = RequestContext(request_id(headers.get("x-request-id")), scope.get(KEY_USE))
         path = _route_path(scope)
         if self._tracer is not None and path not in _PROBES:
             context.trace = self._tracer.begin(scope["method"], path, headers, context.id)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: What an id from outside may look like: it goes into logs and into a header of the answer.
 _ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
+#: Item of a request's scope: the API key's use, where another process has let the request pass with it.
+KEY_USE = "castiron.key_use"
+
 
 @dataclass(slots=True)
 class RequestContext:

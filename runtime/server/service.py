@@ -114,6 +114,8 @@ class Service:
         self.metrics = Metrics(lambda: self.slot.current.engine.session, config.model_names[0])
         self.created = int(time.time())
         self.draining = False
+        #: Folder of the engine that the last exchange brought.
+        self.exchanged_for: str | None = None
         self._pool = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="castiron-text")
 
     def as_served(self, session: Session, engine: AsyncEngine | None = None) -> ServedEngine:

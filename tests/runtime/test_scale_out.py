@@ -145,6 +145,7 @@ class Handle:
         self.app = app
         self.dead = False
         self.told = 0
+        self.folder = None
         self.answer = self.check_health = self
 
     def options(self, stream):
@@ -155,6 +156,7 @@ class Handle:
         async def check():
             if self.dead:
                 raise RuntimeError("actor died")
+            return self.folder
 
         return Cancellable(check())
 
@@ -244,7 +246,7 @@ async def ask(front, path="/v1/completions", body=None, method="POST", query="")
 def with_front(work, count=2):
     async def main():
         handles = [Handle(replica_app(i)) for i in range(count)]
-        front = Replicas(handles, 1 << 20)
+        front = Replicas(handles, "first", 1 << 20)
         watching = asyncio.ensure_future(front._watch())
         try:
             return await work(front, handles)

@@ -51,10 +51,16 @@ async def count_tokens(service: Service, request: Request) -> Response:
         return refusal(service, error)
 
 
-def refusal(service: Service, error: Exception) -> Response:
+def error_response(error: Exception) -> Response:
     """An error in Anthropic's envelope, with the headers that it has in OpenAI's."""
     known = response(error)
     status, body = error_body(error)
-    service.metrics.refused(status)
     headers = {k: v for k, v in known.headers.items() if k not in ("content-length", "content-type")}
     return JSONResponse(body, status, headers)
+
+
+def refusal(service: Service, error: Exception) -> Response:
+    """``error_response``, counted."""
+    answer = error_response(error)
+    service.metrics.refused(answer.status_code)
+    return answer
