@@ -47,7 +47,14 @@ def make_app(service: Service, front: FrontConfig | None = None) -> Front:
         if front is not None and front.tracer is not None:
             await asyncio.to_thread(front.tracer.close)
 
-    app = FastAPI(title="castiron", version=castiron.__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="castiron",
+        version=castiron.__version__,
+        lifespan=lifespan,
+        # These pages of FastAPI's fetch their scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
     errors.install(app, service.metrics.refused)
     app.add_exception_handler(ClientGoneError, _client_gone)
 

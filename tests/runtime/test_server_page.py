@@ -52,6 +52,13 @@ def test_the_page_can_be_left_out(monkeypatch, tmp_path):
         assert "make page" not in httpx.get(url).text
 
 
+def test_no_page_of_the_server_fetches_anything_from_elsewhere(server):
+    """FastAPI's pages of the API's description load their scripts from a CDN."""
+    assert httpx.get(f"{server[0]}/openapi.json").status_code == 200
+    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+        assert httpx.get(server[0] + path).status_code == 404
+
+
 def test_stats_tell_each_step_once(engine_server):
     url = engine_server[0]
     before = httpx.get(f"{url}/stats").json()
