@@ -23,7 +23,8 @@ _AWQ_ROWS: Final = 512
 _NUM_BITS: Final[Mapping[str, Any]] = {"int8": 8, "int4": 4, "fp8": (4, 3)}
 _ALGORITHMS: Final[Mapping[str, Any]] = {
     "": "max",
-    "smoothquant": "smoothquant",
+    # Half way, as its authors recommend: ModelOpt's default of 1 leaves all differences to the weights.
+    "smoothquant": {"method": "smoothquant", "alpha": 0.5},
     "awq_lite": {"method": "awq_lite", "alpha_step": 0.1},
 }
 

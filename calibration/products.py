@@ -93,6 +93,28 @@ def quantize_group(group: InputGroup, scheme: Scheme, x: Tensor) -> Arrays:
     weight = torch.cat([site.weight() for site in group.sites])
     if not group.normed:
         scheme = replace(scheme, prescale="")  # a scale that no norm takes up would cost a step at run time
+    trials = [_try(weight, x, scheme, sizes)]
+    if scheme.prescale:
+        trials.append(_try(weight, x, replace(scheme, prescale=""), sizes))
+    best = min(trials, key=lambda trial: sum(error * error for error in trial.errors))
+    arrays: dict[str, Any] = {"facts": torch.tensor([best.static, *best.errors]).numpy()}
+    if best.input_scale is not None:
+        arrays["input_scale"] = best.input_scale.numpy()
+    arrays.update(_weight_arrays(group.sites, best.rounded, scheme, codes=scheme.rounding == "compensated"))
+    return arrays
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What one way to scale a group's inputs leads to; ``errors``: of each site's output."""
+
+    rounded: Rounded
+    input_scale: Tensor | None
+    static: float
+    errors: list[float]
+
+
+def _try(weight: Tensor, x: Tensor, scheme: Scheme, sizes: list[int]) -> _Trial:
     found = calibrate_product(weight, x, scheme) if scheme.x_static or scheme.prescale else None
     input_scale = None if found is None else found.input_scale
     static = 0.0
@@ -102,12 +124,7 @@ def quantize_group(group: InputGroup, scheme: Scheme, x: Tensor) -> Arrays:
     target = weight if input_scale is None else weight / input_scale
     inputs = round_activations(scaled, scheme.x_format, scheme.x_group, static)
     rounded = round_weight(target, inputs, scheme)
-    errors = _errors(weight, rounded.weight(), x, inputs, sizes)
-    arrays: dict[str, Any] = {"facts": torch.tensor([static, *errors]).numpy()}
-    if input_scale is not None:
-        arrays["input_scale"] = input_scale.numpy()
-    arrays.update(_weight_arrays(group.sites, rounded, scheme, codes=scheme.rounding == "compensated"))
-    return arrays
+    return _Trial(rounded, input_scale, static, _errors(weight, rounded.weight(), x, inputs, sizes))
 
 
 def round_weight(weight: Tensor, inputs: Tensor, scheme: Scheme) -> Rounded:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from castiron.calibration import RECIPES, Calibration, QuantizationOptions, api, calibrate
+from castiron.calibration.products import quantize_group
 from castiron.calibration.reference import QuantizedModel
+from castiron.calibration.sites import InputGroup, Site
 from castiron.calibration.store import read_tensor
 from castiron.graph import reference
 from castiron.graph.checkpoint import Checkpoint
@@ -262,3 +264,22 @@ def test_mixed_precision_of_a_model_that_does_not_fit_is_refused_with_numbers(
     monkeypatch.setattr("castiron.calibration.sensitivity.available_bytes", lambda: 1000)
     with pytest.raises(BuildError, match=r"needs about .* GB of memory.*--exclude"):
         run(checkpoint, recipe="int4-awq", auto_bits=6.0)
+
+
+@pytest.mark.parametrize(
+    ("large", "smoothed"),
+    [
+        pytest.param(slice(5, 6), True, id="one input of a group"),
+        pytest.param(slice(0, 32), False, id="a whole group, which has a scale of its own"),
+    ],
+)
+def test_smoothquant_stays_where_it_lowers_the_error(
+    checkpoint: Checkpoint, large: slice, smoothed: bool
+) -> None:
+    torch.manual_seed(3)
+    module = torch.nn.Linear(64, 48, bias=False)
+    site = Site("product", "product.weight", module, False, (48, 64), False, checkpoint)
+    x = torch.randn(512, 64)
+    x[:, large] *= 100
+    arrays = quantize_group(InputGroup((site,), normed=True), RECIPES["int8-sq"].scheme, x)
+    assert ("input_scale" in arrays) == smoothed
