@@ -71,7 +71,9 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
         "max_num_tokens": options.max_num_tokens,
         "kv_cache_blocks": _kv_cache_blocks(options, program),
         "max_queued_tokens": options.max_queued_tokens,
-        "host_tier_bytes": _host_tier_bytes(options),
+        "host_tier_bytes": _tier_bytes("kv_cache_host_tier", options.kv_cache_host_tier),
+        "disk_tier_bytes": _tier_bytes("kv_cache_disk_tier", options.kv_cache_disk_tier),
+        "disk_tier_folder": options.kv_cache_disk_folder,
         "prefix_caching": options.enable_prefix_caching,
         "scheduling_policy": options.scheduling_policy,
         "capacity_scheduler_policy": options.capacity_scheduler_policy,
@@ -257,12 +259,12 @@ def _kv_cache_blocks(options: RuntimeOptions, program: Program) -> int | None:
     return size // each
 
 
-def _host_tier_bytes(options: RuntimeOptions) -> int | None:
-    if options.kv_cache_host_tier is None:
+def _tier_bytes(name: str, text: int | str | None) -> int | None:
+    if text is None:
         return None
-    size = parse_bytes(options.kv_cache_host_tier)
+    size = parse_bytes(text)
     if size <= 0:
-        raise EngineError(f"kv_cache_host_tier is {size} bytes; expected at least a block, or leave it out")
+        raise EngineError(f"{name} is {size} bytes; expected at least a block, or leave it out")
     return size
 
 

@@ -58,6 +58,8 @@ class ModelRunner:
         kv_cache_memory: int | str | None = None,
         kv_cache_fraction: float | None = None,
         kv_cache_host_tier: int | str | None = None,
+        kv_cache_disk_tier: int | str | None = None,
+        kv_cache_disk_folder: str | None = None,
         enable_prefix_caching: bool = True,
         scheduling_policy: str = "fcfs",
         capacity_scheduler_policy: str = "guaranteed_no_evict",
@@ -85,6 +87,7 @@ class ModelRunner:
             kv_cache_memory: the same in bytes, or as text such as ``"2GiB"``.
             kv_cache_fraction: the same as a part of the GPU's memory left by weights and activations.
             kv_cache_host_tier: memory of this machine for what the prefix cache has no room for.
+            kv_cache_disk_tier, kv_cache_disk_folder: room on its disk for what that has no room for.
             enable_prefix_caching: use the keys and values of earlier prompts that begin alike.
             enable_lora, lora_modules, max_loras, max_lora_rank, max_cpu_loras: LoRA adapters, see
                 ``RuntimeOptions``.
@@ -110,6 +113,8 @@ class ModelRunner:
             kv_cache_memory=kv_cache_memory,
             kv_cache_fraction=kv_cache_fraction,
             kv_cache_host_tier=kv_cache_host_tier,
+            kv_cache_disk_tier=kv_cache_disk_tier,
+            kv_cache_disk_folder=kv_cache_disk_folder,
             enable_prefix_caching=enable_prefix_caching,
             scheduling_policy=scheduling_policy,
             capacity_scheduler_policy=capacity_scheduler_policy,

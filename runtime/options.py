@@ -54,6 +54,8 @@ class RuntimeOptions:
         kv_cache_host_tier: memory of this machine, in bytes or as text such as ``"8GiB"``, for blocks that
             the prefix cache has no more room for; they are copied back when a prompt wants them. None = no
             such memory: they are gone, and computed again.
+        kv_cache_disk_tier, kv_cache_disk_folder: so much room on the disk of that folder for blocks that the
+            host tier has no more room for. The file has no name and is gone with the process.
         max_queue_size: requests that may wait; more are refused. None = no bound.
         max_queued_tokens: tokens of the prompts that may wait; None = no bound. One prompt may always wait.
         enable_prefix_caching: keep the keys and values of finished prompts as long as there is room, and use
@@ -90,6 +92,8 @@ class RuntimeOptions:
     kv_cache_memory: int | str | None = None
     kv_cache_fraction: float | None = None
     kv_cache_host_tier: int | str | None = None
+    kv_cache_disk_tier: int | str | None = None
+    kv_cache_disk_folder: str | None = None
     max_queue_size: int | None = None
     max_queued_tokens: int | None = None
     enable_prefix_caching: bool = True
@@ -189,6 +193,13 @@ class RuntimeOptions:
                 f"kv_cache_host_tier is {self.kv_cache_host_tier!r} and enable_prefix_caching is off; it "
                 "keeps what the prefix cache gives up: leave one of them out"
             )
+        if (self.kv_cache_disk_tier is None) != (self.kv_cache_disk_folder is None):
+            raise EngineError(
+                f"kv_cache_disk_tier is {self.kv_cache_disk_tier!r} and kv_cache_disk_folder "
+                f"{self.kv_cache_disk_folder!r}; they say how much goes to disk, and where: give both or none"
+            )
+        if self.kv_cache_disk_tier is not None and self.kv_cache_host_tier is None:
+            raise EngineError("kv_cache_disk_tier keeps what kv_cache_host_tier gives up; give that as well")
         part = self.kv_cache_fraction
         if part is not None and not (_is_number(part) and 0 < part <= 1):
             raise EngineError(f"kv_cache_fraction is {part!r}; expected more than 0, at most 1")

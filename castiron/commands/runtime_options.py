@@ -14,7 +14,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NAMES = (
     *("device", "trust_plugins", "cuda_graphs", "num_threads", "max_batch_size", "max_num_tokens"),
-    *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction", "kv_cache_host_tier"),
+    *("kv_cache_blocks", "kv_cache_memory", "kv_cache_fraction"),
+    *("kv_cache_host_tier", "kv_cache_disk_tier", "kv_cache_disk_folder"),
     *("enable_prefix_caching", "scheduling_policy", "capacity_scheduler_policy"),
     *("watchdog_timeout", "speculative_decoding", "num_speculative_tokens", "draft_engine"),
     *("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
@@ -92,6 +93,18 @@ def runtime_options(function: _Function) -> _Function:
                 metavar="SIZE",
                 show_default="none",
                 help="Memory of this machine for cached prefixes that the KV cache has no room for: 8GiB.",
+            ),
+            click.option(
+                "--kv-cache-disk-tier",
+                metavar="SIZE",
+                show_default="none",
+                help="Room on disk for those that the host tier has no room for; needs "
+                "--kv-cache-disk-folder.",
+            ),
+            click.option(
+                "--kv-cache-disk-folder",
+                metavar="FOLDER",
+                help="Where they lie, in a file without a name that is gone with the process.",
             ),
             click.option(
                 "--enable-prefix-caching/--no-enable-prefix-caching",

@@ -45,6 +45,10 @@ EngineOptions checked(const EngineOptions& options) {
             "kv_cache_host_tier keeps what the prefix cache gives up, and prefix caching is off; leave out "
             "one");
     }
+    if (options.disk_tier_bytes > 0 && options.host_tier_bytes == 0) {
+        throw std::invalid_argument(
+            "kv_cache_disk_tier keeps what kv_cache_host_tier gives up; give that as well");
+    }
     if (!(options.watchdog_seconds >= 0 && options.watchdog_seconds <= 1e6)) {
         throw std::invalid_argument("watchdog_timeout is " + std::to_string(options.watchdog_seconds) +
                                     "; expected 0 (off) to 1000000 seconds");
@@ -63,21 +67,33 @@ PoolSize choose_pool(const Device& device, const Limits& built, const SchedulerL
     return choose_pool_size(blocks, effective, device.kv_block_bytes(), budget.available, budget.by_default);
 }
 
-// Room for whole blocks in host_tier_bytes of this machine's memory; none for 0.
-std::unique_ptr<HostTier> make_tier(Device& device, BlockPool& pool, uint64_t bytes) {
-    if (bytes == 0) return nullptr;
-    const uint64_t block = device.kv_block_bytes(), available = available_memory();
+// Blocks that fit into so many bytes.
+int whole_blocks(const char* option, uint64_t bytes, uint64_t block) {
     if (bytes < block) {
-        throw std::invalid_argument("kv_cache_host_tier is " + std::to_string(bytes) +
+        throw std::invalid_argument(std::string(option) + " is " + std::to_string(bytes) +
                                     " bytes; one block takes " + std::to_string(block));
     }
+    return static_cast<int>(std::min<uint64_t>(bytes / block, uint64_t{1} << 30));
+}
+
+// Room for whole blocks in host_tier_bytes of this machine's memory, and in disk_tier_bytes of its disk; none
+// for 0.
+std::unique_ptr<HostTier> make_tier(Device& device, BlockPool& pool, const EngineOptions& options) {
+    const uint64_t bytes = options.host_tier_bytes;
+    if (bytes == 0) return nullptr;
+    const uint64_t block = device.kv_block_bytes(), available = available_memory();
+    const int slots = whole_blocks("kv_cache_host_tier", bytes, block);
     if (bytes > available) {
         throw std::invalid_argument("kv_cache_host_tier is " + std::to_string(bytes >> 20) + " MiB; " +
                                     std::to_string(available >> 20) + " MiB are available");
     }
-    const auto slots = static_cast<int>(std::min<uint64_t>(bytes / block, uint64_t{1} << 30));
+    std::unique_ptr<BlockFile> disk;
+    if (options.disk_tier_bytes > 0) {
+        const int on_disk = whole_blocks("kv_cache_disk_tier", options.disk_tier_bytes, block);
+        disk = std::make_unique<BlockFile>(options.disk_tier_folder, on_disk, block);
+    }
     std::byte* memory = device.reserve_host_blocks(static_cast<uint64_t>(slots) * block);
-    auto tier = std::make_unique<HostTier>(memory, slots, block);
+    auto tier = std::make_unique<HostTier>(memory, slots, block, std::move(disk));
     pool.use_tier(tier.get());
     return tier;
 }
@@ -98,7 +114,7 @@ Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_s
       device_(std::move(device)),
       pool_size_(choose_pool(*device_, limits, limits_, options.kv_cache_blocks)),
       pool_(pool_size_.blocks),
-      tier_(make_tier(*device_, pool_, options_.host_tier_bytes)),
+      tier_(make_tier(*device_, pool_, options_)),
       drafter_(std::move(drafter)),
       scheduler_(limits_, pool_, options_.capacity, static_cast<size_t>(options_.max_queue_size)),
       runner_(*device_, limits_, vocab_size, within("vocab_limit", options.vocab_limit, vocab_size),

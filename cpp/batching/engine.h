@@ -44,6 +44,8 @@ struct EngineOptions {
     CapacityPolicy capacity = CapacityPolicy::kGuaranteedNoEvict;
     int max_loras = 0;             // different adapters running at a time; 0: the engine takes none
     uint64_t host_tier_bytes = 0;  // for blocks that the pool gives up; 0: they are gone
+    uint64_t disk_tier_bytes = 0;  // for those that the host tier gives up
+    std::string disk_tier_folder;  // where they lie
     double watchdog_seconds = 0;   // a step that is longer on the device has hung; 0: no such limit
 };
 
@@ -80,6 +82,11 @@ struct EngineStats {
     int host_blocks = 0;               // that it holds
     int64_t host_blocks_saved = 0;     // copied there
     int64_t host_blocks_loaded = 0;    // copied back
+    int disk_blocks_total = 0;         // that the disk tier has room for
+    int disk_blocks = 0;               // that it holds
+    int64_t disk_blocks_spilled = 0;   // written there
+    int64_t disk_blocks_fetched = 0;   // read back
+    std::string disk_error;            // why it is not used any more
     std::string kv_integrity_error;    // what was wrong when the cache had to be emptied
     int64_t prefix_query_tokens = 0;   // prompt tokens looked for in the prefix cache
     int64_t prefix_cached_tokens = 0;  // of them found there

@@ -377,6 +377,11 @@ void Engine::update_gauges() {
     stats_.host_blocks = tier_->filled();
     stats_.host_blocks_saved = tier_->saved();
     stats_.host_blocks_loaded = tier_->loaded();
+    stats_.disk_blocks_total = tier_->disk_total();
+    stats_.disk_blocks = tier_->disk_filled();
+    stats_.disk_blocks_spilled = tier_->spilled();
+    stats_.disk_blocks_fetched = tier_->fetched();
+    if (stats_.disk_error.empty()) stats_.disk_error = tier_->disk_error();
 }
 
 // Under mutex_: nothing stays unfinished, nothing more is taken.

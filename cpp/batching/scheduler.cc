@@ -40,8 +40,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
     wishes_.reserve(max_running_);
     for (StepPlan& plan : plans_) {
         plan.chunks.reserve(max_running_);
-        plan.moves.reserve(2 * max_running_ +
-                           (pool.tier() != nullptr ? 2 * static_cast<size_t>(total_blocks_) : 0));
+        const size_t of_tier = pool.tier() != nullptr ? 2 * HostTier::kMostMoves : 0;
+        plan.moves.reserve(2 * max_running_ + of_tier * static_cast<size_t>(total_blocks_));
     }
 }
 

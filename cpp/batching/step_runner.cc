@@ -25,7 +25,7 @@ bool wants_processing(const ScheduledChunk& chunk) {
 }  // namespace
 
 StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit,
-                       const HostTier* tier)
+                       HostTier* tier)
     : device_(device),
       tier_(tier),
       vocab_size_(static_cast<size_t>(vocab_size)),
@@ -105,6 +105,9 @@ void StepRunner::make(const BlockMove& move) {
             return device_.save_kv_block(move.from, tier_->data(move.to));
         case BlockMove::Kind::kLoad:
             return device_.load_kv_block(tier_->data(move.from), move.to);
+        case BlockMove::Kind::kSpill:
+        case BlockMove::Kind::kFetch:
+            return tier_->make(move);
     }
 }
 

@@ -26,7 +26,7 @@ public:
     // vocab_limit: ids from it on are never sampled.
     // tier: where the moves of plans lead to, besides the pool.
     StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit,
-               const HostTier* tier = nullptr);
+               HostTier* tier = nullptr);
 
     // Lays the plan out as rows of the batch. From here on its tokens count as computed.
     void pack(const StepPlan& plan);
@@ -65,7 +65,7 @@ private:
     [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 
     Device& device_;
-    const HostTier* tier_;
+    HostTier* tier_;
     size_t vocab_size_;
     Sampler sampler_;
     std::vector<int32_t> token_ids_;

@@ -61,6 +61,10 @@ Options options_from_dict(nb::handle dict) {
     whole("max_queued_tokens", 0, kAnything, options.engine.max_queued_tokens);
     boolean("prefix_caching", options.engine.prefix_caching);
     whole("host_tier_bytes", 0, kAnything, options.engine.host_tier_bytes);
+    whole("disk_tier_bytes", 0, kAnything, options.engine.disk_tier_bytes);
+    given("disk_tier_folder", [&](const nb::object& value, const std::string& path) {
+        options.engine.disk_tier_folder = as_string(value, path);
+    });
     options.engine.scheduling =
         choice(fields, "scheduling_policy", options.engine.scheduling,
                {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}});
@@ -95,6 +99,8 @@ Options options_from_dict(nb::handle dict) {
                    "max_queued_tokens",
                    "prefix_caching",
                    "host_tier_bytes",
+                   "disk_tier_bytes",
+                   "disk_tier_folder",
                    "watchdog_timeout",
                    "scheduling_policy",
                    "capacity_scheduler_policy",

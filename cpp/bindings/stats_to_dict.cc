@@ -86,6 +86,11 @@ nb::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits, 
     dict["kv_host_blocks_saved"] = stats.host_blocks_saved;
     dict["kv_host_blocks_restored"] = stats.host_blocks_loaded;
     dict["kv_host_tokens_restored"] = stats.host_blocks_loaded * kBlockTokens;
+    dict["kv_disk_blocks_total"] = stats.disk_blocks_total;
+    dict["kv_disk_blocks"] = stats.disk_blocks;
+    dict["kv_disk_blocks_spilled"] = stats.disk_blocks_spilled;
+    dict["kv_disk_blocks_fetched"] = stats.disk_blocks_fetched;
+    dict["kv_disk_error"] = stats.disk_error;
     dict["kv_host_bytes"] = fixed.kv_block_bytes * static_cast<uint64_t>(stats.host_blocks_total);
     dict["kv_integrity_error"] = stats.kv_integrity_error;
     dict["prefix_query_tokens"] = stats.prefix_query_tokens;

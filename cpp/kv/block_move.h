@@ -11,12 +11,21 @@ struct BlockCopy {
     int32_t to = 0;
 };
 
-// A copy inside the pool, or between it and the host tier: then one end is a slot of that.
+// A copy inside the pool, between it and the host tier, or between that and its file: then one end or both
+// are slots of those.
 struct BlockMove {
-    enum class Kind : uint8_t { kCopy, kSave, kLoad };  // block to block, block to slot, slot to block
+    enum class Kind : uint8_t {
+        kCopy,   // block to block
+        kSave,   // block to slot
+        kLoad,   // slot to block
+        kSpill,  // slot to slot of the file
+        kFetch,  // and back
+    };
     Kind kind = Kind::kCopy;
     int32_t from = 0;
     int32_t to = 0;
+
+    bool operator==(const BlockMove&) const = default;
 };
 
 }  // namespace castiron

@@ -114,8 +114,7 @@ void BlockPool::evict() {
     ++evictions_;
     if (evictable_.empty()) return forget(oldest_cached());
     const int32_t leaf = evictable_.pop();
-    const int32_t slot = tier_ == nullptr ? HostTier::kNone : tier_->save(keys_[checked(leaf)]);
-    if (slot != HostTier::kNone) moves_.push_back({BlockMove::Kind::kSave, leaf, slot});
+    if (tier_ != nullptr) tier_->save(keys_[checked(leaf)], leaf, moves_);
     drop_leaf(leaf);
 }
 
@@ -163,7 +162,7 @@ void BlockPool::use_tier(HostTier* tier) {
     tier_ = tier;
     if (tier == nullptr) return;
     keys_.resize(holders_.size());
-    moves_.reserve(2 * holders_.size());
+    moves_.reserve(2 * HostTier::kMostMoves * holders_.size());
 }
 
 PathKey BlockPool::key_below(int32_t parent, const CacheSalt& salt, std::span<const int32_t> tokens) const {
@@ -171,9 +170,7 @@ PathKey BlockPool::key_below(int32_t parent, const CacheSalt& salt, std::span<co
 }
 
 void BlockPool::load(int32_t block) {
-    const int32_t slot = tier_->load(keys_[checked(block)]);
-    if (slot == HostTier::kNone) broken(block, "is not in the host tier");
-    moves_.push_back({BlockMove::Kind::kLoad, slot, block});
+    if (!tier_->load(keys_[checked(block)], block, moves_)) broken(block, "is not in the host tier");
 }
 
 void BlockPool::take_moves(std::vector<BlockMove>& moves) {

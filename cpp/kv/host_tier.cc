@@ -1,50 +1,111 @@
 #include "kv/host_tier.h"
 
+#include <stdexcept>
+#include <utility>
+
 namespace castiron {
 
-HostTier::HostTier(std::byte* memory, int slots, uint64_t block_bytes)
-    : memory_(memory), block_bytes_(block_bytes), slots_(slots), moving_(static_cast<size_t>(slots), 0) {}
+using Kind = BlockMove::Kind;
 
-int32_t HostTier::save(const PathKey& key) {
-    if (const int32_t known = slots_.find(key); known != kNone) {
-        slots_.touch(known);
-        return kNone;
-    }
-    int32_t slot = slots_.oldest();
-    while (slot != kNone && moving_[static_cast<size_t>(slot)] > 0) slot = slots_.next(slot);
-    if (slot == kNone) return kNone;
-    slots_.assign(slot, key);
-    ++moving_[static_cast<size_t>(slot)];
-    ++saved_;
-    return slot;
+HostTier::HostTier(std::byte* memory, int slots, uint64_t block_bytes, std::unique_ptr<BlockFile> disk)
+    : memory_(memory),
+      block_bytes_(block_bytes),
+      slots_(slots),
+      disk_(std::move(disk)),
+      disk_slots_(disk_ == nullptr ? 0 : disk_->slots()) {}
+
+bool HostTier::contains(const PathKey& key) const {
+    return slots_.find(key) != TierSlots::kNone ||
+           (uses_disk() && disk_slots_.find(key) != TierSlots::kNone && slots_.spare() != TierSlots::kNone);
 }
 
-int32_t HostTier::load(const PathKey& key) {
-    const int32_t slot = slots_.find(key);
-    if (slot == kNone) return kNone;
-    slots_.touch(slot);
-    ++moving_[static_cast<size_t>(slot)];
+// The slot is to be given to another block: what it holds goes to the disk, unless it is there.
+void HostTier::spill(int32_t slot, std::vector<BlockMove>& moves) {
+    if (!uses_disk() || !slots_.is_filled(slot)) return;
+    const PathKey& key = slots_.key(slot);
+    if (const int32_t known = disk_slots_.find(key); known != TierSlots::kNone) {
+        return disk_slots_.touch(known);
+    }
+    const int32_t to = disk_slots_.spare();
+    if (to == TierSlots::kNone) return;
+    disk_slots_.write(to, key);
+    moves.push_back({Kind::kSpill, slot, to});
+    ++spilled_;
+}
+
+void HostTier::save(const PathKey& key, int32_t block, std::vector<BlockMove>& moves) {
+    if (const int32_t known = slots_.find(key); known != TierSlots::kNone) return slots_.touch(known);
+    const int32_t slot = slots_.spare();
+    if (slot == TierSlots::kNone) return;
+    spill(slot, moves);
+    slots_.write(slot, key);
+    moves.push_back({Kind::kSave, block, slot});
+    ++saved_;
+}
+
+bool HostTier::load(const PathKey& key, int32_t block, std::vector<BlockMove>& moves) {
+    if (!contains(key)) return false;
+    int32_t slot = slots_.find(key);
+    if (slot == TierSlots::kNone) {
+        const int32_t from = disk_slots_.find(key);
+        disk_slots_.read(from);  // first, so that it is not spilled to
+        slot = slots_.spare();
+        spill(slot, moves);
+        slots_.write(slot, key);
+        moves.push_back({Kind::kFetch, from, slot});
+        ++fetched_;
+    }
+    slots_.read(slot);
+    moves.push_back({Kind::kLoad, slot, block});
     ++loaded_;
-    return slot;
+    return true;
+}
+
+void HostTier::make(const BlockMove& move) {
+    const bool reads = move.kind == Kind::kFetch;
+    try {
+        if (!disk_error_.empty()) throw std::runtime_error(disk_error_);
+        if (reads) {
+            disk_->read(move.from, data(move.to));
+        } else {
+            disk_->write(move.to, data(move.from));
+        }
+    } catch (const std::runtime_error& error) {
+        disk_error_ = error.what();
+        if (reads) throw;
+    }
 }
 
 void HostTier::settle(std::span<const BlockMove> moves) {
     for (const BlockMove& move : moves) {
-        if (move.kind == BlockMove::Kind::kSave) --moving_[static_cast<size_t>(move.to)];
-        if (move.kind == BlockMove::Kind::kLoad) --moving_[static_cast<size_t>(move.from)];
+        switch (move.kind) {
+            case Kind::kCopy:
+                break;
+            case Kind::kSave:
+                slots_.done(move.to);
+                break;
+            case Kind::kLoad:
+                slots_.done(move.from);
+                break;
+            case Kind::kSpill:
+                disk_slots_.done(move.to);
+                break;
+            case Kind::kFetch:
+                disk_slots_.done(move.from);
+                slots_.done(move.to);
+                break;
+        }
     }
 }
 
 void HostTier::abandon_moves() {
-    for (int32_t slot = 0; slot < total(); ++slot) {
-        if (moving_[static_cast<size_t>(slot)] == 0) continue;
-        slots_.clear(slot);
-        moving_[static_cast<size_t>(slot)] = 0;
-    }
+    slots_.abandon();
+    disk_slots_.abandon();
 }
 
 void HostTier::clear() {
-    for (int32_t slot = 0; slot < total(); ++slot) slots_.clear(slot);
+    slots_.clear();
+    disk_slots_.clear();
 }
 
 }  // namespace castiron

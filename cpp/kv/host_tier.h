@@ -3,53 +3,74 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "kv/block_file.h"
 #include "kv/block_move.h"
-#include "kv/keyed_slots.h"
+#include "kv/tier_slots.h"
 
 namespace castiron {
 
 // A number of slots in this machine's memory, each of the size of a block, found by what the block depends on
-// and given up by their last use. It plans what is to be copied; who runs the next step copies, and says when
-// that is done: until then a slot is not given to another block. Not thread-safe: the engine thread owns it.
-// Allocates in the constructor only.
+// and given up by their last use: to a file, if there is one, from which they come back through memory. It
+// plans what is to be copied; who runs the next step copies, and says when that is done. Not thread-safe: the
+// engine thread owns it. Allocates in the constructor only.
 class HostTier {
 public:
-    static constexpr int32_t kNone = KeyedSlots::kNone;
-
-    // memory: of `slots` blocks of block_bytes; it outlives this.
-    HostTier(std::byte* memory, int slots, uint64_t block_bytes);
+    // memory: of `slots` blocks of block_bytes; it outlives this. disk: or null.
+    HostTier(std::byte* memory, int slots, uint64_t block_bytes, std::unique_ptr<BlockFile> disk = nullptr);
 
     [[nodiscard]] std::byte* data(int32_t slot) const {
         return memory_ + static_cast<uint64_t>(slot) * block_bytes_;
     }
-    [[nodiscard]] bool contains(const PathKey& key) const { return slots_.find(key) != kNone; }
-    // The slot that the block is to be copied to. None where it is there already, and where no slot can be
+    // Whether the block can be loaded now.
+    [[nodiscard]] bool contains(const PathKey& key) const;
+    // Adds what copies `block` here to the moves: nothing where it is here already, and where no slot can be
     // spared.
-    [[nodiscard]] int32_t save(const PathKey& key);
-    // The slot that the block is to be copied from; none where it is not there.
-    [[nodiscard]] int32_t load(const PathKey& key);
+    void save(const PathKey& key, int32_t block, std::vector<BlockMove>& moves);
+    // Adds what copies it back to `block`; false where it is not here.
+    [[nodiscard]] bool load(const PathKey& key, int32_t block, std::vector<BlockMove>& moves);
+    // Makes a move that does not touch the pool. A disk that fails is not used any more: what was to be
+    // written is lost. Throws std::runtime_error where something was to be read.
+    void make(const BlockMove& move);
     // All that was planned in `moves` is done.
     void settle(std::span<const BlockMove> moves);
     // What was planned and is not done will never be.
     void abandon_moves();
     // Forgets all blocks.
     void clear();
+    // The most moves that come of one save or load.
+    static constexpr int kMostMoves = 3;
 
     [[nodiscard]] int total() const { return slots_.total(); }
     [[nodiscard]] int filled() const { return slots_.filled(); }
     [[nodiscard]] int64_t saved() const { return saved_; }
     [[nodiscard]] int64_t loaded() const { return loaded_; }
+    [[nodiscard]] int disk_total() const { return disk_slots_.total(); }
+    [[nodiscard]] int disk_filled() const { return disk_slots_.filled(); }
+    // Blocks that went to the disk, and that came back from it.
+    [[nodiscard]] int64_t spilled() const { return spilled_; }
+    [[nodiscard]] int64_t fetched() const { return fetched_; }
+    // Why the disk is not used any more; empty: it is.
+    [[nodiscard]] const std::string& disk_error() const { return disk_error_; }
 
 private:
+    [[nodiscard]] bool uses_disk() const { return disk_ != nullptr && disk_error_.empty(); }
+    void spill(int32_t slot, std::vector<BlockMove>& moves);
+
     std::byte* memory_;
     uint64_t block_bytes_;
-    KeyedSlots slots_;
-    std::vector<int32_t> moving_;  // by slot: copies to and from it that are planned and not done
+    TierSlots slots_;
+    std::unique_ptr<BlockFile> disk_;
+    TierSlots disk_slots_;
     int64_t saved_ = 0;
     int64_t loaded_ = 0;
+    int64_t spilled_ = 0;
+    int64_t fetched_ = 0;
+    std::string disk_error_;
 };
 
 }  // namespace castiron

@@ -41,5 +41,6 @@ TEST_CASE(
     CHECK(totals.slid > 100);
     CHECK(totals.saved > 100);
     CHECK(totals.loaded > 20);
+    CHECK(totals.fetched > 5);
     CHECK(totals.released > 200);
 }

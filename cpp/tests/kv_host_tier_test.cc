@@ -1,7 +1,11 @@
 // What is evicted from the pool, kept in the host tier and found there again.
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstring>
 #include <list>
 #include <map>
 #include <random>
@@ -14,6 +18,7 @@
 
 using namespace castiron;
 using namespace castiron::testing;
+using Kind = BlockMove::Kind;
 
 namespace {
 
@@ -101,17 +106,85 @@ TEST_CASE("slots are found by their keys and go by their last use, like a list t
 TEST_CASE("a slot that is being copied to or from is given to nobody else") {
     std::vector<std::byte> memory(2);
     HostTier tier(memory.data(), 2, 1);
-    CHECK(tier.save(key_of(1)) == 0);
-    CHECK(tier.save(key_of(1)) == HostTier::kNone);  // it is there
-    CHECK(tier.save(key_of(2)) == 1);
-    CHECK(tier.save(key_of(3)) == HostTier::kNone);  // nothing to spare
-    tier.settle(std::vector<BlockMove>{{BlockMove::Kind::kSave, 7, 0}, {BlockMove::Kind::kSave, 8, 1}});
-    CHECK(tier.load(key_of(1)) == 0);
-    CHECK(tier.save(key_of(3)) == 1);  // the one used last is being read
+    std::vector<BlockMove> moves;
+    tier.save(key_of(1), 7, moves);
+    CHECK(moves.back() == BlockMove{Kind::kSave, 7, 0});
+    tier.save(key_of(1), 9, moves);  // it is there
+    CHECK(moves.size() == 1);
+    tier.save(key_of(2), 8, moves);
+    CHECK(moves.back() == BlockMove{Kind::kSave, 8, 1});
+    tier.save(key_of(3), 9, moves);  // nothing to spare
+    CHECK(moves.size() == 2);
+    tier.settle(moves);
+    CHECK(tier.load(key_of(1), 5, moves));
+    CHECK(moves.back() == BlockMove{Kind::kLoad, 0, 5});
+    tier.save(key_of(3), 9, moves);  // the one used last is being read
+    CHECK(moves.back() == BlockMove{Kind::kSave, 9, 1});
     CHECK_FALSE(tier.contains(key_of(2)));
     tier.abandon_moves();
     CHECK(tier.filled() == 0);
-    CHECK(tier.load(key_of(1)) == HostTier::kNone);
+    CHECK_FALSE(tier.load(key_of(1), 5, moves));
+}
+
+TEST_CASE("what memory has no room for goes to the file, and comes back through memory") {
+    std::vector<std::byte> memory(8);
+    HostTier tier(memory.data(), 2, 4, std::make_unique<BlockFile>("/tmp", 5, 4));
+    std::array<std::array<char, 4>, 6> pool{};  // a block's contents are its number
+    std::vector<BlockMove> moves;
+    const auto make = [&] {
+        for (const BlockMove& move : moves) {
+            if (move.kind == Kind::kSave) {
+                std::memcpy(tier.data(move.to), pool[static_cast<size_t>(move.from)].data(), 4);
+            } else if (move.kind == Kind::kLoad) {
+                std::memcpy(pool[static_cast<size_t>(move.to)].data(), tier.data(move.from), 4);
+            } else {
+                tier.make(move);
+            }
+        }
+        tier.settle(moves);
+        moves.clear();
+    };
+    for (int number = 1; number <= 5; ++number) {
+        pool[static_cast<size_t>(number)].fill(static_cast<char>(number));
+        tier.save(key_of(number), number, moves);
+        make();
+    }
+    CHECK(tier.filled() == 2);
+    CHECK(tier.disk_filled() == 3);
+    CHECK(tier.spilled() == 3);
+    for (int turn = 0; turn < 20; ++turn) {
+        const int number = 1 + turn * 3 % 5;
+        pool[0].fill(0);
+        REQUIRE(tier.load(key_of(number), 0, moves));
+        make();
+        CHECK(pool[0][0] == number);
+        CHECK(pool[0][3] == number);
+    }
+    CHECK(tier.fetched() > 10);
+    CHECK(tier.spilled() == 5);  // what comes back stays there
+    CHECK_FALSE(tier.contains(key_of(6)));
+}
+
+TEST_CASE("a disk that cannot be written to is left alone, and what may be wrong is not read") {
+    std::vector<std::byte> memory(1 << 12);
+    HostTier tier(memory.data(), 1, 1 << 12, std::make_unique<BlockFile>("/tmp", 2, 1 << 12));
+    std::vector<BlockMove> moves;
+    tier.save(key_of(1), 0, moves);
+    tier.settle(moves);
+    moves.clear();
+    tier.save(key_of(2), 0, moves);
+    REQUIRE(moves[0].kind == Kind::kSpill);
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit none{0, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &none);
+    tier.make(moves[0]);
+    setrlimit(RLIMIT_FSIZE, &before);
+    std::signal(SIGXFSZ, handler);
+    CHECK(tier.disk_error().find("File too large") != std::string::npos);
+    CHECK_FALSE(tier.contains(key_of(1)));
+    CHECK_THROWS_AS(tier.make({Kind::kFetch, moves[0].to, 0}), std::runtime_error);
 }
 
 TEST_CASE("conversations that do not fit into the pool come back from the host tier") {
@@ -144,6 +217,37 @@ TEST_CASE("conversations that do not fit into the pool come back from the host t
         CHECK(stats.host_blocks_total == 60);
         CHECK(stats.host_blocks_loaded > 50);
         CHECK(stats.host_blocks_saved > 20);
+        CHECK(stats.kv_integrity_error == "");
+    }
+}
+
+TEST_CASE("conversations come back from the disk, where the host tier has no room either") {
+    const Limits limits{2, 64, 2, 400};
+    for (const bool on_device : {false, true}) {
+        EngineOptions options;
+        options.kv_cache_blocks = 13;
+        options.host_tier_bytes = 16 * FakeDevice::kBlockBytes;
+        options.disk_tier_bytes = 60 * FakeDevice::kBlockBytes;
+        options.disk_tier_folder = "/tmp";
+        Engine engine(std::make_unique<FakeDevice>(limits, kVocab, on_device, on_device), limits, kVocab,
+                      options);
+        std::mt19937 random(4);
+        std::vector<std::vector<int32_t>> histories;
+        for (int i = 0; i < 4; ++i) histories.push_back(random_prompt(random, 200));
+        Outcomes outcomes;
+        size_t sent = 0;
+        for (int turn = 0; turn < 3; ++turn) {
+            for (const auto& history : histories) {
+                const RequestId id = engine.submit(history, greedy(20));
+                finish_all(engine, outcomes, ++sent);
+                CHECK(outcomes.at(id).tokens == alone(history, greedy(20), limits.max_seq_len).tokens);
+            }
+        }
+        const EngineStats stats = idle_stats(engine);
+        CHECK(stats.disk_blocks_total == 60);
+        CHECK(stats.disk_blocks_fetched > 20);
+        CHECK(stats.disk_blocks_spilled > 15);
+        CHECK(stats.disk_error == "");
         CHECK(stats.kv_integrity_error == "");
     }
 }

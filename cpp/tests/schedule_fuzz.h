@@ -47,6 +47,7 @@ struct FuzzTotals {
     int64_t released = 0;       // blocks given back behind the window, by requests at their end
     int64_t saved = 0;          // blocks copied to the host tier
     int64_t loaded = 0;         // and back
+    int64_t fetched = 0;        // blocks that came from its file
     int64_t slid = 0;           // requests that gave some back
 };
 
@@ -73,7 +74,10 @@ public:
             const int slots = pick(1, 3 * pool_->total());
             std::byte* memory =
                 device_->reserve_host_blocks(FakeDevice::kBlockBytes * static_cast<uint64_t>(slots));
-            tier_ = std::make_unique<HostTier>(memory, slots, FakeDevice::kBlockBytes);
+            std::unique_ptr<BlockFile> disk;
+            if (chance(2))
+                disk = std::make_unique<BlockFile>("/tmp", pick(1, 3 * slots), FakeDevice::kBlockBytes);
+            tier_ = std::make_unique<HostTier>(memory, slots, FakeDevice::kBlockBytes, std::move(disk));
             pool_->use_tier(tier_.get());
         }
         scheduler_ = std::make_unique<Scheduler>(limits_, *pool_, policy_);
@@ -356,6 +360,7 @@ private:
             totals_.copies += move.kind == BlockMove::Kind::kCopy;
             totals_.saved += move.kind == BlockMove::Kind::kSave;
             totals_.loaded += move.kind == BlockMove::Kind::kLoad;
+            totals_.fetched += move.kind == BlockMove::Kind::kFetch;
         }
         totals_.cached_tokens += plan.cached_tokens;
         totals_.preemptions += plan.preemptions;

@@ -52,6 +52,8 @@ _ENGINE_COUNTERS = (
     ("kv_blocks_evicted", "Cached blocks given up for others.", "kv_blocks_evicted"),
     ("kv_host_blocks_saved", "Of them: copied to the host tier.", "kv_host_blocks_saved"),
     ("kv_host_tokens_restored", "Tokens copied back from the host tier.", "kv_host_tokens_restored"),
+    ("kv_disk_blocks_spilled", "Blocks written to the disk tier.", "kv_disk_blocks_spilled"),
+    ("kv_disk_blocks_fetched", "Blocks read back from the disk tier.", "kv_disk_blocks_fetched"),
 )
 
 
@@ -150,6 +152,7 @@ class _EngineGauges(Collector):
             "kv_blocks_free": ("Free blocks.", stats.get("kv_blocks_free", 0)),
             "kv_host_blocks": ("Blocks that the host tier holds.", stats.get("kv_host_blocks", 0)),
             "kv_host_bytes": ("Memory of the host tier.", stats.get("kv_host_bytes", 0)),
+            "kv_disk_blocks": ("Blocks that the disk tier holds.", stats.get("kv_disk_blocks", 0)),
             "lora_adapters": ("LoRA adapters in memory.", stats.get("lora_adapters", 0)),
             "lora_bytes": ("Their memory.", stats.get("lora_bytes", 0)),
             "num_tokens_waiting": ("Tokens of the requests that wait.", stats.get("waiting_tokens", 0)),

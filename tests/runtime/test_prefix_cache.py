@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,41 @@ def test_what_comes_back_from_the_host_tier_is_what_was_computed(start: Any) -> 
     assert stats["kv_host_blocks_saved"] == stats["kv_host_blocks"]
     assert stats["kv_host_tokens_restored"] == 32 * stats["kv_host_blocks_restored"] >= 5 * 64
     assert stats["kv_host_bytes"] <= 1 << 20
+    assert stats["kv_disk_blocks_total"] == 0
+
+
+def test_what_comes_back_from_the_disk_is_what_was_computed(start: Any, tmp_path: Path) -> None:
+    """Six conversations; the host tier has room for two and a half of them."""
+    sizes = start(kv_cache_blocks=1, host_tier_bytes=1 << 20).stats()
+    block = sizes["kv_host_bytes"] // sizes["kv_host_blocks_total"]
+    core = start(
+        kv_cache_blocks=5,
+        host_tier_bytes=5 * block,
+        disk_tier_bytes=50 * block,
+        disk_tier_folder=str(tmp_path),
+    )
+    cold = start(prefix_caching=False)
+    fields = {"max_tokens": 4, "logprobs": 5}
+    prompts = [[(11 * i + n) % 50 for i in range(90)] for n in range(6)]
+    for turn in range(3):
+        for tokens in prompts:
+            outcome, found = run(core, tokens, **fields)
+            assert found == (64 if turn > 0 else 0)
+            expected, _ = run(cold, tokens, **fields)
+            assert outcome.token_ids == expected.token_ids
+            assert [x.top for x in outcome.logprobs] == [x.top for x in expected.logprobs]
+    stats = core.stats()
+    assert stats["kv_host_blocks"] == 5
+    assert stats["kv_disk_blocks"] == stats["kv_disk_blocks_spilled"] >= 5
+    assert stats["kv_disk_blocks_fetched"] >= 8
+    assert stats["kv_disk_error"] == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_tier_that_cannot_be_made_is_refused(start: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_disk_folder is .*missing.*: No such file"):
+        start(host_tier_bytes=1 << 20, disk_tier_bytes=1 << 20, disk_tier_folder=str(tmp_path / "missing"))
+    with pytest.raises(ValueError, match=r"kv_cache_disk_tier.* has no room for"):
+        start(host_tier_bytes=1 << 20, disk_tier_bytes=1 << 60, disk_tier_folder=str(tmp_path))
+    with pytest.raises(ValueError, match="give that as well"):
+        start(disk_tier_bytes=1 << 20, disk_tier_folder=str(tmp_path))

@@ -208,6 +208,8 @@ def test_the_kv_cache_can_be_given_in_bytes(engine):
         ({"watchdog_timeout": float("nan")}, "watchdog_timeout is nan"),
         ({"watchdog_timeout": True}, "watchdog_timeout is True"),
         ({"kv_cache_fraction": "half"}, "kv_cache_fraction is 'half'"),
+        ({"kv_cache_disk_tier": "1GB"}, "give both or none"),
+        ({"kv_cache_disk_tier": "1GB", "kv_cache_disk_folder": "/tmp"}, "what kv_cache_host_tier gives up"),
         ({"kv_cache_fraction": 0.5}, "runs on the CPU; give kv_cache_memory or kv_cache_blocks"),
         ({"speculative_decoding": "draft", "draft_engine": 5}, "draft_engine is 5"),
     ],
