@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +29,20 @@ def find_blocks(file: Path, parameters: Mapping[str, Any]) -> tuple[dict[str, Bl
     import gguf
 
     wanted: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    ours: dict[str, _Matrix] = {}
     for name, tensor in parameters.items():
         if tensor.ndim == 2:
             wanted[tuple(tensor.shape)].append(name)
+            ours[name] = _Matrix.of(tensor.numpy())
     found: dict[str, Blocks] = {}
     orders: dict[tuple[int, ...], int] = {}
     for tensor in gguf.GGUFReader(file).tensors:
         kind, shape = tensor.tensor_type.name, tuple(int(size) for size in reversed(tensor.shape))
         if kind not in BLOCK_KINDS or not wanted.get(shape):
             continue
-        rows = np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        theirs = _Matrix.of(np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32))
         for name in wanted[shape]:
-            order = _order_of(parameters[name].numpy(), rows)
+            order = _order_of(ours[name], theirs)
             if order is None:
                 continue
             plain = bool((order == np.arange(len(order))).all())
@@ -51,21 +53,28 @@ def find_blocks(file: Path, parameters: Mapping[str, Any]) -> tuple[dict[str, Bl
     return found, [list(order) for order in orders]
 
 
-def _order_of(parameter: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """For each row of the parameter the row of ``rows`` that equals it; None if one has no equal."""
-    if np.array_equal(parameter, rows):
-        return np.arange(len(rows))
-    theirs, ours = _signatures(rows), _signatures(parameter)
-    by_signature = np.argsort(theirs, kind="stable")
-    places = np.searchsorted(theirs, ours, sorter=by_signature)
-    order: npt.NDArray[Any] = by_signature[np.minimum(places, len(rows) - 1)]
-    if not np.array_equal(theirs[order], ours) or not np.array_equal(rows[order], parameter):
+class _Matrix(NamedTuple):
+    rows: npt.NDArray[Any]
+    signatures: npt.NDArray[np.uint64]  # a number for each row: equal for equal rows, and hardly for others
+
+    @classmethod
+    def of(cls, rows: npt.NDArray[Any]) -> _Matrix:
+        return cls(rows, _signatures(rows))
+
+
+def _order_of(ours: _Matrix, theirs: _Matrix) -> npt.NDArray[Any] | None:
+    """For each row of ours the row of theirs that equals it; None if one has no equal."""
+    if np.array_equal(ours.signatures, theirs.signatures) and np.array_equal(ours.rows, theirs.rows):
+        return np.arange(len(ours.rows))
+    by_signature = np.argsort(theirs.signatures, kind="stable")
+    places = np.searchsorted(theirs.signatures, ours.signatures, sorter=by_signature)
+    order: npt.NDArray[Any] = by_signature[np.minimum(places, len(by_signature) - 1)]
+    if not np.array_equal(theirs.signatures[order], ours.signatures):
         return None
-    return order
+    return order if np.array_equal(theirs.rows[order], ours.rows) else None
 
 
 def _signatures(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """A 64-bit number for each row: equal for equal rows, and hardly for others."""
     factors = np.random.default_rng(_SEED).integers(1, 1 << 63, rows.shape[1], np.uint64) | np.uint64(1)
     words = np.ascontiguousarray(rows).view(np.uint32)
     out = np.empty(len(rows), np.uint64)
