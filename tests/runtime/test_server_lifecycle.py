@@ -100,7 +100,7 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_is_left_behind(folder)
         ({"prompt": [[5]] * 4}, "prompt"),
         ({"prompt": ["a", "b"], "n": 2}, "prompt"),
         ({"prompt": [5], "n": 4}, "n"),
-        ({"prompt": ["a"] * 1_000_000}, "prompt"),
+        ({"prompt": ["a"] * 200_000}, "prompt"),
     ],
 )
 def test_a_request_that_no_queue_could_ever_hold_is_400_at_once(folder, body, param):
