@@ -19,6 +19,7 @@ from .api_keys import ApiKeys
 from .errors import ApiError
 from .page import PAGE_PATHS
 from .request_context import KEY_USE, RequestContext, current, request_id
+from .streaming import IS_CLOSED
 from .tracing import Tracer
 
 _log = logging.getLogger("castiron.access")
@@ -126,16 +127,21 @@ class Front:
         counted = scope["method"] not in _READING
         self.active += counted
         status = 0
+        is_closed = scope.get("extensions", {}).get(IS_CLOSED, bool)
 
         async def sending(message: Message) -> None:
+            if is_closed():  # the transport would take it for an error
+                return
             if message["type"] == "http.response.start":
                 nonlocal status
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = context.id
             await send(message)
 
+        # The protocol sends no body for it; where there is a GET, there is a HEAD.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await self._app(scope, receive, sending)
+            await self._app(asked, receive, sending)
         finally:
             self.active -= counted
             current.reset(token)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from .errors import envelope
-from .streaming import WRITE_NOW
+from .streaming import IS_CLOSED, WRITE_NOW
 
 #: Bytes of the request line and the headers, and of what else is no body (chunk sizes, trailers).
 _MAX_HEAD_BYTES = 64 << 10
@@ -32,6 +32,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._body_bytes = 0
+        #: Requests that are not answered: uvicorn knows the one that came last.
+        self._unanswered: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection is there to bring a request."""
@@ -39,9 +41,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clock, and tell all that the client has gone."""
         self._stop_clock()
         super().connection_lost(exc)
+        for cycle in self._unanswered:
+            _disconnect(cycle)
 
     def data_received(self, data: bytes) -> None:
         """Parse a piece, within the bounds."""
@@ -67,6 +71,11 @@ class BoundedHttp(HttpToolsProtocol):
         if cycle is not None and cycle.scope is self.scope:
             extensions = cast("dict[str, Any]", cycle.scope.setdefault("extensions", {}))
             extensions[WRITE_NOW] = partial(_write_now, cycle)
+            extensions[IS_CLOSED] = partial(_is_closed, cycle)
+            self._unanswered = [c for c in self._unanswered if not c.response_complete] + [cycle]
+            if cycle.scope["http_version"] == "1.0":  # which knows no chunks: the connection's end is the end
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = _AnyLength()
 
     def on_body(self, body: bytes) -> None:
         """Count a piece of the body apart from the rest."""
@@ -82,7 +91,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP in the envelope of all errors."""
-        self._refuse(400, msg)
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            self.cycle.keep_alive = False  # it came behind a whole request, whose answer ends the connection
+        else:
+            self._refuse(400, msg)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: Java's clients ask for HTTP/2 in each request, and are answered without."""
 
     def _start_clock(self) -> None:
         self._deadline = self.loop.call_later(self.read_timeout, self._too_slow)
@@ -111,14 +126,39 @@ class BoundedHttp(HttpToolsProtocol):
             body = json.dumps(envelope(status, message)).encode()
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head % len(body) + body)
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        for each in self._unanswered:
+            _disconnect(each)
         self.transport.close()
 
 
+class _AnyLength(int):
+    """The length of a body that has none in its headers, as uvicorn counts it down."""
+
+    def __lt__(self, sent: int) -> bool:
+        return False
+
+    def __sub__(self, sent: int) -> _AnyLength:
+        return self
+
+    def __ne__(self, left: object) -> bool:
+        return False
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    if not cycle.response_complete:
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+
+def _is_closed(cycle: RequestResponseCycle) -> bool:
+    """Whether nothing can be written: the transport knows it before the protocol is told."""
+    if cycle.transport.is_closing():
+        _disconnect(cycle)
+    return cycle.disconnected
+
+
 def _write_now(cycle: RequestResponseCycle, data: bytes) -> bool:
-    if not cycle.chunked_encoding or cycle.disconnected or cycle.response_complete or cycle.flow.write_paused:
+    if not cycle.chunked_encoding or cycle.response_complete or cycle.flow.write_paused or _is_closed(cycle):
         return False
     cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
     return True

@@ -20,6 +20,8 @@ DONE = b"data: [DONE]\n\n"
 #: Extension of a request's scope: puts a part of the body on its way at once, as ``send`` does, but without a
 #: task having to wake up for it; False where it must go by ``send``: the client reads slowly, or has gone.
 WRITE_NOW = "castiron.write_now"
+#: Extension of a request's scope: says whether the client has gone, as early as that can be known.
+IS_CLOSED = "castiron.is_closed"
 #: A text that nothing else in an event looks like.
 MARK = "\0mark of the text\0"
 WriteNow: TypeAlias = Callable[[bytes], bool]
@@ -54,21 +56,25 @@ class ClientGoneError(Exception):
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The body, at most ``limit`` bytes; raises ClientGoneError when the client goes before its end."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise _too_large(limit)
     parts, size = [], 0
     try:
         async for part in request.stream():
             size += len(part)
             if size > limit:
-                # What follows is not read, so that the connection is of no further use.
-                raise ApiError(
-                    413,
-                    f"the request body is larger than this server's limit of {limit} bytes",
-                    headers={"Connection": "close"},
-                )
+                raise _too_large(limit)
             parts.append(part)
     except ClientDisconnect:
         raise ClientGoneError from None
     return b"".join(parts)
+
+
+def _too_large(limit: int) -> ApiError:
+    # What follows is not read, so that the connection is of no further use.
+    message = f"the request body is larger than this server's limit of {limit} bytes"
+    return ApiError(413, message, headers={"Connection": "close"})
 
 
 async def while_connected(receive: Receive, work: Awaitable[_T]) -> _T:

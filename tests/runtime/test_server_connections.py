@@ -220,3 +220,56 @@ def test_a_client_that_closes_its_sending_side_counts_as_gone(folder, stream):
             client.shutdown(socket.SHUT_WR)
             wait_until(lambda: core.cancelled)
         wait_until(lambda: service.engine.session.unfinished == 0)
+
+
+def test_a_client_that_goes_frees_all_that_it_sent_at_once(folder, caplog):
+    core = FakeCore()
+    with live_server.serve(core, tokenizer_dir=folder) as (url, service):
+        stream = {"prompt": [5], "max_tokens": 250, "stream": True}
+        with core.held():
+            with connect(url) as client:
+                client.sendall(raw_post("/v1/completions", stream) * 3)
+                wait_until(lambda: service.engine.session.unfinished == 1)
+            wait_until(lambda: core.cancelled)
+        wait_until(lambda: service.slot.current.users == 0)
+        assert httpx.get(f"{url}/health").json()["unfinished_requests"] == 0
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_a_stream_for_http_1_0_has_no_chunks_and_ends_with_the_connection(server):
+    body = {"prompt": [5], "max_tokens": 5, "stream": True}
+    with connect(server[0]) as client:
+        client.sendall(raw_post("/v1/completions", body).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, events = received(client).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"}\n\ndata: [DONE]\n\n")
+
+
+def test_a_head_is_answered_as_a_get_without_its_body(server):
+    for path in ("/health", "/v1/models", "/metrics"):
+        answer = httpx.head(server[0] + path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    assert httpx.head(server[0] + "/v1/completions").status_code == 405
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(server):
+    with connect(server[0]) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n{")
+        answer = received(client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer.lower()
+
+
+def test_nonsense_behind_a_whole_request_does_not_cost_its_answer(server):
+    with connect(server[0]) as client:
+        client.sendall(raw_post("/v1/completions", {"prompt": [5], "max_tokens": 3}) + b"nonsense\r\n\r\n")
+        answer = received(client)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_who_asks_for_http_2_is_answered_without_and_nothing_is_logged(server, caplog):
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQ"}
+    assert httpx.get(f"{server[0]}/health", headers=headers).status_code == 200
+    assert not caplog.records
