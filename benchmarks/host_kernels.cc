@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
             Bench bench(s.rows, s.k, s.n, s.gated, bf16, repeat, options);
             peak = 2e6 * 10 * 16 * threads / best_seconds(0.1, spin_all);
             const double rate = flops * repeat / bench.seconds(s.rows, 0.6);
-            std::printf("  %s M %3d K %5ld N %5ld%s  %6.1f GFLOP/s  %5.1f%% of peak (%.0f)\n",
+            std::printf("  %s M %3d K %5ld N %5ld%s  %6.1f GFLOP/s  %5.1f%% of fp32 (%.0f)\n",
                         bf16 ? "bf16" : "fp32", s.rows, s.k, s.n, s.gated ? " gated" : "      ", rate / 1e9,
                         100 * rate / peak, peak / 1e9);
         }
