@@ -25,7 +25,9 @@ from castiron.errors import RequestError
 from ..server import errors
 from ..server.error_forms import error_response
 from ..server.errors import ApiError
+from ..server.large_json import parse_json
 from ..server.request_context import current
+from ..server.service import SMALL_BODY_BYTES
 from ..server.streaming import ClientGoneError, read_body, while_connected
 from .asgi_call import HttpRequest
 from .engine_of_all import SWAP, EngineOfAll
@@ -258,7 +260,7 @@ async def _nothing() -> Message:
 def _read(body: bytes) -> tuple[list[bytes], str | None]:
     """Keys of the prompt, and the id of the response that it goes on from."""
     try:
-        given = json.loads(body)
+        given = json.loads(body) if len(body) <= SMALL_BODY_BYTES else parse_json(body)
     except (ValueError, RecursionError):
         return [], None  # the replica says what is wrong
     if not isinstance(given, dict):
