@@ -208,6 +208,7 @@ TEMPLATES = [
     ("<tool_call>\n<function=x>\n<parameter=a>", "qwen3_coder", None),
     ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key><think>", "glm45", "think"),
     ("<tool_call><invoke name=x>", None, None),
+    ("<seed:tool_call>\n<function=x>\n<parameter=a>", None, None),
     ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", None),
     ("{{ '[TOOL_CALLS]' }}[THINK]", "mistral", "mistral"),
     ("<｜tool▁sep｜>{% if '</think>' in content %}", "deepseek_v3", "think"),

@@ -125,6 +125,8 @@ TOOL_STYLES: Mapping[str, ToolStyle] = {
             *(qwen_coder.PARAMETER, qwen_coder.PARAMETER_END),
         ),
         (qwen_coder.PARAMETER,),
+        # Seed-OSS has these between markers of its own.
+        but_not=("<seed:tool_call>",),
     ),
     "glm45": ToolStyle(
         GlmParser,
