@@ -12,12 +12,15 @@ TORCH  ?= torch==2.13.0
 SOURCES := pyproject.toml $(shell find CMakeLists.txt cpp web castiron graph calibration plugins build engines runtime \
              -type f -not -path '*/node_modules/*' -not -path '*/page_files/*' -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
-.PHONY: demo test lint cpp-test python-test page page-test ray-test system-packages clean
+.PHONY: demo test lint cpp-test asan-test tsan-test python-test page page-test ray-test system-packages clean
 
 demo: $(VENV)/installed-build
 	$(BIN)/python examples/demo.py --dir $(DEMO)
 
-test: lint cpp-test python-test
+# Two at a time: linters, and tests whose compilers have finished, keep one core busy.
+test:
+	$(MAKE) -j2 lint asan-test tsan-test
+	$(MAKE) python-test
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -28,10 +31,14 @@ lint: $(VENV)/installed-dev
 
 # The C++ tests run under AddressSanitizer and UBSan, those of the engine loop under ThreadSanitizer as well.
 SANITIZED := -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DCASTIRON_TESTS=ON -DCASTIRON_WERROR=ON
-cpp-test: $(VENV)/installed-dev
+cpp-test: asan-test tsan-test
+
+asan-test: $(VENV)/installed-dev
 	cmake -S . -B _build_asan $(SANITIZED) -DCASTIRON_SANITIZE=address,undefined
 	cmake --build _build_asan -j $(JOBS) --target host_tests runtime_tests
 	ctest --test-dir _build_asan -j $(JOBS) --output-on-failure --no-tests=error
+
+tsan-test: $(VENV)/installed-dev
 	cmake -S . -B _build_tsan $(SANITIZED) -DCASTIRON_SANITIZE=thread
 	cmake --build _build_tsan -j $(JOBS) --target runtime_tests
 	ctest --test-dir _build_tsan --output-on-failure --no-tests=error -R runtime
