@@ -1,6 +1,5 @@
 // Products by the matrix unit (AMX), those of attention as well; everything else is that of avx512 with VNNI.
-// Compiled with its own -m
-// flags (CMakeLists.txt), in a namespace of its own.
+// Compiled with its own -m flags (CMakeLists.txt), in a namespace of its own.
 #include <immintrin.h>
 
 #include <type_traits>
