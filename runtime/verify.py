@@ -105,14 +105,16 @@ class _Verifier:
         self.probe = Probe(runner.core, runner.make_params)
         self.progress = progress
         quantization = engine.manifest.quantization
-        rounded: frozenset[str] = frozenset()
+        activations: frozenset[str] = frozenset()
+        cache = "auto"
         if quantization is not None:
-            rounded = quantization.activations
+            activations, cache = quantization.activations, quantization.kv_cache_dtype
         self.tolerance = tolerance_for(
             engine.manifest.model.dtype,
             runner.choice,
-            rounded if quantization is None else rounded | {quantization.kv_cache_dtype},
-            rounds_by_itself=not rounded and _rounds(engine, runner.choice),
+            activations,
+            cache,
+            rounds_by_itself=not activations and _rounds(engine, runner.choice),
         )
         self.max_seq_len = engine.manifest.limits.max_seq_len
         #: Columns that exist in the tokenizer: only these are ever sampled.

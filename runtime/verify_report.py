@@ -48,26 +48,33 @@ TOLERANCES = {
 def tolerance_for(
     dtype: str,
     choice: DeviceChoice | None,
-    rounded: frozenset[str] = frozenset(),
+    activations: frozenset[str] = frozenset(),
+    cache: str = "auto",
     *,
     rounds_by_itself: bool = False,
 ) -> Tolerance:
     """The bounds for an engine of ``dtype`` on the device that runs it (None: the host's).
 
-    ``rounded``: formats that activations and the cache are rounded to. The golden outputs round them too, but
+    ``activations``, ``cache``: formats that these are rounded to. The golden outputs round them too, but
     a number near the middle between two codes may fall to either side for a difference in its last bits: with
     the one bit of e2m1's mantissa that changes it by up to a half, with the three of e4m3's by an eighth. The
     mean over many numbers, which KL shows, hardly moves; single logits do. (Two layers of random weights,
     64 wide, the worst case: 0.06 of the spread with e4m3 activations, 0.08 with such a cache as well.) A
-    float32 engine is so near that next to nothing falls to the other side.
+    float32 engine is so near that next to nothing falls to the other side. int8 with a scale a token leaves a
+    row whose largest number is a thousand times the others only those near it: what it rounds away costs
+    SmolLM2 a KL of 0.03, and a bfloat16 engine rounds away other parts of it (KL 0.05, 0.25 of the spread;
+    float32: 9e-12).
     ``rounds_by_itself``: the program rounds activations to int8 where the golden outputs do not (the build's
     ``activations="auto"``). Text answers to that as to a little noise, but a few positions of random tokens
     are switches: the second of forty may or may not become a sink of attention on SmolLM2, and all that look
     at it move by a third of their spread. A wrong kernel moves everything by its whole spread.
     """
     tolerance = TOLERANCES[dtype]
+    rounded = activations | {cache}
     if rounded & {"nvfp4", "mxfp4"} or rounds_by_itself:
         tolerance = _at_least(tolerance, max_abs=0.5, relative=0.25)
+    elif "int8" in activations and dtype != "float32":
+        tolerance = replace(_at_least(tolerance, max_abs=0.5, relative=0.5), mean_kl=0.2)
     elif rounded & {"fp8", "mxfp8"} and dtype != "float32":
         tolerance = _at_least(tolerance, max_abs=0.25, relative=0.15)
     if rounds_by_itself:

@@ -109,11 +109,14 @@ def test_the_real_runtime_agrees_with_the_model_in_float64(tmp_path: Path, dtype
 
 def test_formats_with_few_bits_have_wider_bounds_and_float32_engines_have_not() -> None:
     plain, bytes_, halves = (
-        tolerance_for("bfloat16", None, frozenset(formats))
-        for formats in ((), ("fp8", "int8"), ("mxfp4", "fp8"))
+        tolerance_for("bfloat16", None, frozenset(formats)) for formats in ((), ("fp8",), ("mxfp4", "fp8"))
     )
     # neighbours of e4m3 are an eighth apart, of e2m1 a half: the bounds are ordered like them
     assert plain.relative < bytes_.relative < halves.relative
     assert plain.max_abs < bytes_.max_abs < halves.max_abs
-    assert tolerance_for("bfloat16", None, frozenset({"int8"})) == plain
+    # int8 with a scale a token: what is rounded away is another part each time; not so in the cache
+    assert tolerance_for("bfloat16", None, frozenset({"int8"})).mean_kl > plain.mean_kl
+    assert tolerance_for("bfloat16", None, cache="int8") == plain
+    assert tolerance_for("bfloat16", None, cache="fp8") == bytes_
+    assert tolerance_for("float32", None, frozenset({"int8"})) == tolerance_for("float32", None)
     assert tolerance_for("float32", None, frozenset({"fp8"})) == tolerance_for("float32", None)
