@@ -23,7 +23,7 @@ from ..plugins import default_registry
 from ..plugins.sdk import Plugin, load_plugin, register
 from . import estimate
 from .gpus import present_gpus
-from .identity import golden_ids, model_identity, parameter_count, special_tokens
+from .identity import check_tokenizer, golden_ids, model_identity, parameter_count, special_tokens
 from .lower import Decision, Lowered, lower
 from .measure import Reference, measure
 from .options import BuildOptions, resolve_limits
@@ -63,6 +63,7 @@ def build(
 
         checkpoint = Checkpoint.open(model_dir)
     with checkpoint:
+        check_tokenizer(checkpoint)  # told here, not after hours of packing
         return _build(checkpoint, Path(output_dir), options, phases)
 
 

@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from castiron.errors import CheckpointError
+
 from ..engines import ModelIdentity, SpecialTokens
 
 if TYPE_CHECKING:
@@ -69,6 +71,20 @@ def special_tokens(checkpoint: Checkpoint, vocab_size: int) -> SpecialTokens:
     )
 
 
+def check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError where the tokenizer is damaged, or writes a text in ids that the model lacks.
+
+    Ids beyond the vocabulary that no text of ours has, such as added tokens, are let be.
+    """
+    largest, size = max(golden_ids(checkpoint) or (), default=-1), checkpoint.config.get("vocab_size")
+    if isinstance(size, int) and largest >= size:
+        raise CheckpointError(
+            f"{checkpoint.folder / 'tokenizer.json'}: writes a text with the token id {largest}, but "
+            f"config.json sets vocab_size to {size}. It belongs to another model: download the model's, or "
+            f"remove it"
+        )
+
+
 def tokenizer_size(checkpoint: Checkpoint) -> int | None:
     """One more than the largest id of the tokenizer, or None where the folder has none."""
     tokenizer = _tokenizer(checkpoint)
@@ -89,7 +105,12 @@ def _tokenizer(checkpoint: Checkpoint):  # type: ignore[no-untyped-def]  # token
         return None
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(
+            f"{file}: cannot be read as a tokenizer: {error}. Download it again."
+        ) from error
 
 
 def _token(value: object, vocab_size: int) -> int | None:

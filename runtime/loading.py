@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from .lora import Adapters
 
 _NO_PROBE: dict[str, Any] = {"devices": [], "driver": 0, "error": ""}
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def parse_bytes(text: int | str) -> int:
     """Bytes from a number or a text such as ``2GiB``, ``500MB``, ``1.5g`` (decimal unless with an i)."""
     if isinstance(text, int) and not isinstance(text, bool):
         return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", str(text), re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", str(text), re.IGNORECASE)
     if match is None:
         raise EngineError(
             f"a size is {text!r}; expected bytes, or a number with a unit such as 500MB or 2GiB"

@@ -72,6 +72,8 @@ def command(
         raise click.UsageError("--input-ids and text prompts exclude each other")
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other: JSON is printed when all is done")
+    if sampling["logprobs"] is not None and not as_json:
+        raise click.UsageError("--logprobs are a part of the JSON; give --json too")
     given = {name: value for name, value in sampling.items() if value is not None} | {"stop": stop}
     SamplingParams(**given)  # refuse bad values before the engine is loaded
     ids = [_parse_ids(text) for text in input_ids]

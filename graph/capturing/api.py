@@ -23,7 +23,7 @@ from ..export import Emitted, Resolve, StoredTensor, emit
 from ..quant_plan import QuantPlan
 from .attention import dispatch
 from .fake import build_fake_model
-from .gates import census, check_config, check_fields, check_modules, check_version
+from .gates import census, check_config, check_fields, check_layer_count, check_modules, check_version
 from .layers import AttentionLayer, attention_layers
 from .numeric import compare
 from .quantized import put_quantized
@@ -114,6 +114,7 @@ def capture(
     disagree or a stored tensor has no place in the model.
     """
     check_fields(ck.config, ck.hf_config)
+    check_layer_count(ck.hf_config, len(ck.tensors))
     captured, graph = _capture(ck.hf_config, ck.resolve, max_seq_len, progress, takeovers)
     used = graph.emitted.used
     idle = {}

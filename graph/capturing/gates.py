@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from castiron.errors import UnsupportedModelError
+from castiron.errors import CheckpointError, UnsupportedModelError
 
 from .layers import AttentionLayer
 
@@ -108,6 +108,20 @@ def check_config(config: Any) -> None:
                 f"layer {index} of '{config.model_type}' is of type '{kind}'; castiron's graph has ops for "
                 f"{', '.join(_ATTENTION_TYPES)}"
             )
+
+
+def check_layer_count(config: Any, tensors: int) -> None:
+    """Refuses a configuration with more layers than the checkpoint has tensors: every layer has some.
+
+    Building such a model, even without memory for its weights, would take hours before the first tensor that
+    is not there could be named.
+    """
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > tensors:
+        raise CheckpointError(
+            f"config.json sets num_hidden_layers to {layers}, but the checkpoint holds {tensors} tensors, "
+            f"fewer than one a layer. The checkpoint is incomplete, or config.json belongs to another model"
+        )
 
 
 def check_modules(model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from castiron.build import BuildOptions, BuildPlan, build, builder
 from castiron.engines import open_engine
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from castiron.errors import BuildError, CheckpointError
 
@@ -110,6 +113,39 @@ def test_a_tensor_that_no_part_of_the_model_uses_stops_the_build(checkpoint: Pat
     tensors["model.layers.0.mlp.extra_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].copy()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="extra_proj"):
+        build(folder, tmp_path / "engine", BuildOptions(**SMALL))
+
+
+def test_a_damaged_tokenizer_is_told_before_the_work_begins(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(checkpoint, folder)
+    (folder / "tokenizer.json").write_text('{"model":')
+    progress = Recorder()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
+        build(folder, tmp_path / "engine", BuildOptions(**SMALL), progress)
+    assert "capture graph" not in progress.events
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "foreign"
+    shutil.copytree(checkpoint, folder)
+    Tokenizer(WordLevel({"?": 9999}, unk_token="?")).save(str(folder / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"token id 9999, but config\.json sets vocab_size to 256"):
+        build(folder, tmp_path / "engine", BuildOptions(**SMALL))
+
+
+def test_more_layers_than_tensors_are_refused_before_the_model_is_made(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tall"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 1000
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"num_hidden_layers to 1000, but the checkpoint holds \d+ tensors"
+    ):
         build(folder, tmp_path / "engine", BuildOptions(**SMALL))
 
 

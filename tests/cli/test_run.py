@@ -134,6 +134,7 @@ def test_a_failed_prompt_is_reported_and_the_others_printed(run):
         (["--system", "s", "-p", "x"], "--chat"),
         (["--input-ids", "1", "-p", "x"], "exclude"),
         (["-p", "x", "--json", "--stream"], "exclude"),
+        (["-p", "x", "--logprobs", "2"], "--json"),
     ],
 )
 def test_wrong_options_say_what_is_wrong(run, args, message):

@@ -8,6 +8,7 @@ import fake_core
 import make_tokenizer
 import numpy as np
 import pytest
+from castiron.runtime.loading import parse_bytes
 from castiron.runtime.model_runner import ModelRunner
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.tokenizer import Tokenizer
@@ -33,6 +34,14 @@ def scripted(tokenizer_dir, text, **info):
     ids = Tokenizer(tokenizer_dir).encode(text, add_special_tokens=False)
     core = FakeCore(script=ids)
     return ModelRunner(make_session(core, tokenizer_dir=tokenizer_dir, **info)), ids, core
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(7, 7), ("1.5g", 1.5e9), ("500MB", 5e8), ("2 GiB", 2**31), ("1TB", 1e12), ("3TiB", 3 * 2**40)],
+)
+def test_sizes_are_read_with_the_units_of_disks_too(text, size):
+    assert parse_bytes(text) == size
 
 
 def test_the_call_that_tensorrt_llm_users_know_works_as_it_stands(runner):
