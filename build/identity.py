@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from castiron.errors import CheckpointError
+from castiron.errors import CheckpointError, EngineError, RequestError
 
 from ..engines import ModelIdentity, SpecialTokens
 
@@ -72,7 +72,8 @@ def special_tokens(checkpoint: Checkpoint, vocab_size: int) -> SpecialTokens:
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError where the tokenizer is damaged, or writes a text in ids that the model lacks.
+    """Raises CheckpointError where the tokenizer or its chat template is damaged, or where it writes a text
+    in ids that the model lacks.
 
     Ids beyond the vocabulary that no text of ours has, such as added tokens, are let be.
     """
@@ -83,6 +84,21 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
             f"config.json sets vocab_size to {size}. It belongs to another model: download the model's, or "
             f"remove it"
         )
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        _check_chat_templates(checkpoint.folder)
+
+
+def _check_chat_templates(folder: Path) -> None:
+    from ..runtime.tokenizer import Tokenizer
+
+    try:
+        for template in Tokenizer(folder).chat_templates.values():
+            template.check()
+    except (EngineError, RequestError) as error:
+        raise CheckpointError(
+            f"{folder}: {error}. The files beside tokenizer.json are damaged: download them again, or remove "
+            f"chat_template.jinja to build without a chat template"
+        ) from error
 
 
 def tokenizer_size(checkpoint: Checkpoint) -> int | None:

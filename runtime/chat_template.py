@@ -104,6 +104,10 @@ class ChatTemplate:
         trimmed = text[at : at + len(_CONTINUE_MARK)] != _CONTINUE_MARK
         return text[:at].rstrip() if trimmed else text[:at]
 
+    def check(self) -> None:
+        """Raises RequestError where the source is no Jinja."""
+        _ = self._compiled
+
     @cached_property
     def _compiled(self) -> jinja2.Template:
         import jinja2
@@ -112,9 +116,7 @@ class ChatTemplate:
             # {% generation %} marks what transformers trains on; it writes nothing of its own.
             return _environment().from_string(_GENERATION_TAG.sub("", self.source))
         except jinja2.TemplateError as e:
-            raise RequestError(
-                f"the engine's chat template is not valid Jinja: {e}; send a plain prompt"
-            ) from None
+            raise RequestError(f"the chat template is not valid Jinja: {e}; send a plain prompt") from None
 
     @cached_property
     def _wants_parts(self) -> bool:

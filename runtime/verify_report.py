@@ -60,10 +60,10 @@ def tolerance_for(
     the one bit of e2m1's mantissa that changes it by up to a half, with the three of e4m3's by an eighth. The
     mean over many numbers, which KL shows, hardly moves; single logits do. (Two layers of random weights,
     64 wide, the worst case: 0.06 of the spread with e4m3 activations, 0.08 with such a cache as well.) A
-    float32 engine is so near that next to nothing falls to the other side. int8 with a scale a token leaves a
-    row whose largest number is a thousand times the others only those near it: what it rounds away costs
-    SmolLM2 a KL of 0.03, and a bfloat16 engine rounds away other parts of it (KL 0.05, 0.25 of the spread;
-    float32: 9e-12).
+    float32 engine does not round them. int8 with a scale a token leaves next to nothing of a row whose
+    largest number is a thousand times the others: that costs SmolLM2 a KL of 0.03 to the unquantized model,
+    and two computations that differ in their last bits lose other parts of such rows (KL 0.05, 0.25 of the
+    spread).
     ``rounds_by_itself``: the program rounds activations to int8 where the golden outputs do not (the build's
     ``activations="auto"``). Text answers to that as to a little noise, but a few positions of random tokens
     are switches: the second of forty may or may not become a sink of attention on SmolLM2, and all that look

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from importlib import metadata
@@ -102,12 +103,22 @@ def check_config(config: Any) -> None:
         size = getattr(config, name, None)
         if isinstance(size, int) and size < 1:
             raise UnsupportedModelError(f"config.json sets {name} to {size}; expected at least 1")
+    _check_rope(getattr(config, "rope_parameters", None))
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_TYPES:
             raise UnsupportedModelError(
                 f"layer {index} of '{config.model_type}' is of type '{kind}'; castiron's graph has ops for "
                 f"{', '.join(_ATTENTION_TYPES)}"
             )
+
+
+def _check_rope(parameters: Any) -> None:
+    """Parameters of rotary positions, of all layers or by type of layer."""
+    for name, value in parameters.items() if isinstance(parameters, Mapping) else ():
+        if isinstance(value, Mapping):
+            _check_rope(value)
+        elif name == "rope_theta" and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            raise UnsupportedModelError(f"config.json sets rope_theta to {value!r}; expected more than 0")
 
 
 def check_layer_count(config: Any, tensors: int) -> None:

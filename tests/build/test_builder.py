@@ -135,6 +135,15 @@ def test_a_tokenizer_of_another_model_is_refused(checkpoint: Path, tmp_path: Pat
         build(folder, tmp_path / "engine", BuildOptions(**SMALL))
 
 
+def test_a_chat_template_that_is_no_jinja_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "template"
+    shutil.copytree(checkpoint, folder)
+    Tokenizer(WordLevel({"?": 0}, unk_token="?")).save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message }}")
+    with pytest.raises(CheckpointError, match=r"template: the chat template is not valid Jinja.*endfor"):
+        build(folder, tmp_path / "engine", BuildOptions(**SMALL))
+
+
 def test_more_layers_than_tensors_are_refused_before_the_model_is_made(
     checkpoint: Path, tmp_path: Path
 ) -> None:

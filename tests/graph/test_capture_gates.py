@@ -60,6 +60,10 @@ def test_dynamic_ntk_rope_is_refused_with_the_reason() -> None:
             {"rope_parameters": {"rope_type": "foo", "rope_theta": 10000.0}},
             "rope_parameters.rope_type to 'foo', which transformers does not know",
         ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": -5.0}},
+            "rope_theta to -5.0; expected more",
+        ),
         ({"hidden_act": "bar"}, "hidden_act to 'bar', which transformers does not know"),
         ({"num_hidden_layers": -1}, "num_hidden_layers to -1; expected at least 1"),
         ({"hidden_size": 0}, "hidden_size to 0; expected at least 1"),

@@ -34,12 +34,13 @@ struct KeptPairForm : PairForm {
     static constexpr bool kKept = true;
 };
 
-// What a tile asks for meanwhile: one line of each panel for every two inputs. Nothing is read, so it may
-// point past the end.
+// What a tile asks for meanwhile: so many bytes of each panel for every line it takes. With every second line
+// left to the processor to foresee, memory and sums took turns. Nothing is read, so it may point past the
+// end.
 struct Fetch {
     const std::byte* next = nullptr;
     int64_t panel_bytes = 0;
-    int64_t step = 0;  // bytes
+    int64_t step = 0;
 };
 
 // acc[v][r] (+)= sum over one block of k of x[r][k] * w[v][k]; acc rows are 16 floats, acc_stride floats
@@ -71,10 +72,13 @@ CASTIRON_KERNEL void product_block(const float* x, int64_t x_stride, const std::
             if constexpr (Form::kKept) store(wide + (v.value * kLinearDepth + i + odd) * 16, w[v.value]);
         });
     };
-    int64_t i = 0;
-    for (; i + 2 <= k; i += 2) {
+    const auto ask = [&]() CASTIRON_UNROLLED {
         unrolled<V>([&](auto v) CASTIRON_UNROLLED { prefetch(fetch.next + v.value * fetch.panel_bytes); });
         fetch.next += fetch.step;
+    };
+    int64_t i = 0;
+    for (; i + 2 <= k; i += 2) {
+        ask();
         if constexpr (Form::kPaired) {
             take_pair(i, false);
             multiply_add(i);
@@ -82,6 +86,7 @@ CASTIRON_KERNEL void product_block(const float* x, int64_t x_stride, const std::
         } else {
             take_line(i);
             multiply_add(i);
+            ask();
             take_line(i + 1);
         }
         multiply_add(i + 1);
@@ -122,7 +127,7 @@ static void stream_tile(const Product& p, int64_t panel, float* acc) {
     const int64_t bytes = panel_bytes<Form>(p.k), acc_stride = R * 16;
     for (int64_t k0 = 0; k0 < p.k; k0 += kLinearDepth) {
         const std::byte* w = p.weight + panel * bytes + panel_bytes<Form>(k0);
-        const Fetch fetch{w + kStreamAhead, bytes, Form::kPaired ? 64 : 128};
+        const Fetch fetch{w + kStreamAhead, bytes, 64};
         product_block<R, V, Form>(p.x + k0, p.x_stride, w, bytes,
                                   p.k - k0 < kLinearDepth ? p.k - k0 : kLinearDepth, acc + panel * acc_stride,
                                   acc_stride, k0 > 0, fetch, nullptr);
@@ -156,7 +161,7 @@ static void product_tile(const Product& p, int64_t panel, int64_t k0, float* acc
     if constexpr (Form::kPaired) first = p.rows < 2 * kPairTileRows ? (p.rows + 1) / 2 : kPairTileRows;
     const int64_t rest = p.rows - first, groups = (rest + kTileRows - 1) / kTileRows;
     const int64_t shares = groups + (Form::kPaired ? 1 : 0);
-    const int64_t step = ((Form::kPaired ? 64 : 128) + shares - 1) / shares;
+    const int64_t step = ((Form::kPaired ? 64 : 128) + shares - 1) / shares;  // for two inputs
     Fetch fetch{weight + ahead, bytes, step};
     const auto enter = [&](int64_t begin, int64_t end) {
         if (y == nullptr) return;
@@ -172,6 +177,7 @@ static void product_tile(const Product& p, int64_t panel, int64_t k0, float* acc
         bytes = kLinearDepth * 64;
         fetch.next += k / 2 * step;
     }
+    fetch.step = (step + 1) / 2;  // a line for every input from here on
     using Rest = std::conditional_t<Form::kPaired, FloatForm, Form>;
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t begin = first + rest * g / groups, end = first + rest * (g + 1) / groups;
@@ -180,7 +186,7 @@ static void product_tile(const Product& p, int64_t panel, int64_t k0, float* acc
             product_block<r.value, V, Rest>(x + begin * p.x_stride, p.x_stride, weight, bytes, k,
                                             acc + begin * 16, acc_stride, resume, fetch, nullptr);
         });
-        fetch.next += k / 2 * step;
+        fetch.next += k * fetch.step;
     }
 }
 
