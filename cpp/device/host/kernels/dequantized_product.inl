@@ -1,6 +1,6 @@
 // Products of float activations and weights that are codes. A block of weights becomes floats in scratch,
-// exactly as value * scale (+ offset), and then serves all rows as in linear.inl: the same chains, so the
-// same bits as a product with the dequantized matrix.
+// exactly as value * scale (+ offset), and then serves all rows as in linear_product.inl: the same chains, so
+// the same bits as a product with the dequantized matrix.
 
 // The numbers of input kInput of a quad, for its sixteen outputs.
 template <Codes kFormat, int kInput>
