@@ -25,6 +25,10 @@ CACHE_SIZE = 64
 #: The exponential ones end here instead of in minutes of compiling. With this much fuel a hostile regular
 #: expression takes 15 MB and 0.2 s (95 MB and 1.8 s with five times as much); 4,096 choices need less.
 _LEXER_FUEL, _GRAMMAR_SIZE, _STEP_ITEMS = 200_000, 500_000, 50_000
+#: Between the tokens of JSON: blanks as people write them, on one line or on many with indentation. With no
+#: bound a small model that is at a loss writes line breaks until its tokens are used up. A schema's own
+#: "x-guidance" goes first.
+_JSON_DEFAULTS = {"whitespace_pattern": r"(\x20{1,2}|\x20?\r?\n[\x20\x09]{0,60})"}
 
 
 class Grammars:
@@ -70,7 +74,7 @@ class Grammars:
 
         try:
             if kind == "json_schema":
-                grammar = LLMatcher.grammar_from_json_schema(text)
+                grammar = LLMatcher.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS)
             elif kind == "regex":
                 grammar = LLMatcher.grammar_from_regex(text)
             else:

@@ -131,6 +131,23 @@ def test_masks_along_drafts_are_those_that_come_with_the_tokens(grammars: Gramma
         quick.advance(drafts[:1])
 
 
+def test_blanks_of_json_end_unless_the_schema_says_otherwise(
+    grammars: Grammars, tokenizer: tuple[Path, Tokenizer]
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}
+    backend = tokenizer[1]
+    begun, line = backend.encode('{"a":\n').ids, backend.encode("\n").ids[0]
+
+    def may_go_on(schema: dict[str, Any]) -> bool:
+        matcher = grammars.matcher(StructuredOutput(json=schema))
+        matcher.mask()
+        matcher.advance(begun)
+        return line in allowed(matcher.mask())
+
+    assert not may_go_on(schema)
+    assert may_go_on({**schema, "x-guidance": {"whitespace_pattern": "\\n+"}})
+
+
 def test_any_json_object_is_an_object(grammars: Grammars, tokenizer: tuple[Path, Tokenizer]) -> None:
     ended = [drawn(grammars.matcher(StructuredOutput(json_object=True)), tokenizer[1], s) for s in range(30)]
     found = [json.loads(text) for text in ended if text is not None]
