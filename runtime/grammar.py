@@ -19,6 +19,7 @@ from .structured_output import StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 #: Compiled grammars that are kept; a service has a handful of schemas.
 CACHE_SIZE = 64
@@ -28,7 +29,7 @@ _LEXER_FUEL, _GRAMMAR_SIZE, _STEP_ITEMS = 200_000, 500_000, 50_000
 #: Between the tokens of JSON: blanks as people write them, on one line or on many with indentation. With no
 #: bound a small model that is at a loss writes line breaks until its tokens are used up. A schema's own
 #: "x-guidance" goes first.
-_JSON_DEFAULTS = {"whitespace_pattern": r"(\x20{1,2}|\x20?\r?\n[\x20\x09]{0,60})"}
+_JSON_BLANKS = r"(\x20{1,2}|\x20?\r?\n[\x20\x09]{0,60})"
 
 
 class Grammars:
@@ -74,7 +75,8 @@ class Grammars:
 
         try:
             if kind == "json_schema":
-                grammar = LLMatcher.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS)
+                blanks: JsonCompileOptions = {"whitespace_pattern": _JSON_BLANKS}
+                grammar = LLMatcher.grammar_from_json_schema(text, defaults=blanks)
             elif kind == "regex":
                 grammar = LLMatcher.grammar_from_regex(text)
             else:
