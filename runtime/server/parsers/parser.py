@@ -113,6 +113,19 @@ class Parser(ABC):
             self._give_up()
             tagged = (yield from text.until((tag,), self._say)) is not None
 
+    def _to_call(self, outer: str, inner: str) -> Reading[bool]:
+        """Read content up to ``inner``, which opens a call and may stand behind ``outer``; False at the end."""
+        text = self._text
+        while (marker := (yield from text.until((outer, inner), self._say))) is not None:
+            text.mark_before(marker)
+            if marker == inner:
+                return True
+            yield from text.blanks()
+            if (yield from text.take(inner)) is not None:
+                return True
+            self._give_up()
+        return False
+
     def _callable(self, name: str) -> bool:
         """Whether a call of this name is passed on as one."""
         known = not self._only_known or name in self._functions

@@ -18,13 +18,7 @@ class QwenCoderParser(TaggedParser):
 
     def _answer(self) -> Reading[None]:
         text = self._text
-        while (marker := (yield from text.until((OPEN, FUNCTION), self._say))) is not None:
-            text.mark_before(marker)
-            if marker == OPEN:
-                yield from text.blanks()
-                if (yield from text.take(FUNCTION)) is None:
-                    self._give_up()
-                    continue
+        while (yield from self._to_call(OPEN, FUNCTION)):
             head = yield from text.before(">", most=MAX_NAME)
             if head is None or not self._callable(name := head[0].strip()):
                 self._give_up()
