@@ -23,13 +23,14 @@ from ..plugins import default_registry
 from ..plugins.sdk import Plugin, load_plugin, register
 from . import estimate
 from .gpus import present_gpus
-from .identity import check_tokenizer, golden_ids, model_identity, parameter_count, special_tokens
+from .identity import model_identity, parameter_count, special_tokens
 from .lower import Decision, Lowered, lower
 from .measure import Reference, measure
 from .options import BuildOptions, resolve_limits
 from .progress import Phases, Progress, Silent
 from .quantize import Quantized, decisions, quantize, section
 from .report import BuildPlan, BuildReport
+from .source_tokenizer import SourceTokenizer, read_tokenizer
 from .weight_table import WeightPool
 
 if TYPE_CHECKING:
@@ -63,11 +64,17 @@ def build(
 
         checkpoint = Checkpoint.open(model_dir)
     with checkpoint:
-        check_tokenizer(checkpoint)  # told here, not after hours of packing
-        return _build(checkpoint, Path(output_dir), options, phases)
+        tokenizer = read_tokenizer(checkpoint)  # what is wrong is told here, not after hours of packing
+        return _build(checkpoint, tokenizer, Path(output_dir), options, phases)
 
 
-def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phases: Phases) -> BuildReport:
+def _build(
+    checkpoint: Checkpoint,
+    tokenizer: SourceTokenizer | None,
+    output_dir: Path,
+    options: BuildOptions,
+    phases: Phases,
+) -> BuildReport:
     plugins = [load_plugin(path) for path in options.plugins]
     with phases("import transformers"):
         limits = resolve_limits(options, checkpoint.hf_config)
@@ -109,7 +116,7 @@ def _build(checkpoint: Checkpoint, output_dir: Path, options: BuildOptions, phas
     if not options.dry_run:
         _check_disk(output_dir, plan.disk_bytes)
         with EngineWriter(output_dir, overwrite=options.overwrite) as writer:
-            report = _write(writer, checkpoint, model, lowered, report, options, phases, quantized)
+            report = _write(writer, checkpoint, tokenizer, model, lowered, report, options, phases, quantized)
     return replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
 
 
@@ -180,6 +187,7 @@ def _check_disk(output_dir: Path, needed: int) -> None:
 def _write(
     writer: EngineWriter,
     checkpoint: Checkpoint,
+    tokenizer: SourceTokenizer | None,
     model: onnx.ModelProto,
     lowered: list[Lowered],
     report: BuildReport,
@@ -201,15 +209,14 @@ def _write(
             done = position
 
         writer.write_weights(sources.values(), packed)
-    if writer.copy_tokenizer(checkpoint.folder) and not (checkpoint.folder / "tokenizer.json").is_file():
+    if writer.copy_tokenizer(checkpoint.folder) and tokenizer is None:
         phases.progress.note("the checkpoint has no tokenizer.json: the engine takes and gives token ids")
-    tokens = special_tokens(checkpoint, lowered[0].program.vocab_size)
+    tokens = special_tokens(checkpoint, lowered[0].program.vocab_size, tokenizer)
     reference = Reference(checkpoint, quantized.plan, report.plan.limits.max_seq_len)
     if options.verify != "never":
         with phases("golden outputs"):
-            golden = make_golden(
-                reference.model, tokens.vocab_size_used, report.plan.limits, golden_ids(checkpoint)
-            )
+            text = None if tokenizer is None else tokenizer.golden_ids
+            golden = make_golden(reference.model, tokens.vocab_size_used, report.plan.limits, text)
             writer.add_golden(golden)
     report = replace(report, phases=dict(phases.seconds), peak_rss_bytes=_peak_rss())
     writer.add_build_report(report.to_dict())

@@ -25,23 +25,15 @@ class Tokenizer:
     Args:
         folder: holds tokenizer.json and, where the checkpoint had them, tokenizer_config.json,
             special_tokens_map.json and chat_template.jinja.
+        backend: what tokenizer.json holds, where somebody has read it.
 
     Raises:
         EngineError: tokenizer.json is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer as Backend
-
+    def __init__(self, folder: Path, backend: tokenizers.Tokenizer | None = None) -> None:
         self.folder = folder
-        path = folder / "tokenizer.json"
-        try:
-            self.backend: tokenizers.Tokenizer = Backend.from_file(str(path))
-        except Exception as e:  # tokenizers raises bare Exception
-            raise EngineError(
-                f"{path} cannot be read as a tokenizer: {e}; copy it again from the checkpoint or rebuild "
-                "the engine"
-            ) from None
+        self.backend: tokenizers.Tokenizer = backend or _read_backend(folder / "tokenizer.json")
         self.config = _read_json(folder / "tokenizer_config.json")
         self.special_tokens = _special_tokens(self.config, _read_json(folder / "special_tokens_map.json"))
         added = self.backend.get_added_tokens_decoder()
@@ -174,6 +166,18 @@ def _byte_of_char() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _byte_of_char()
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_file(str(path))
+    except Exception as e:  # tokenizers raises bare Exception
+        raise EngineError(
+            f"{path} cannot be read as a tokenizer: {e}; copy it again from the checkpoint or rebuild "
+            "the engine"
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from castiron.build.identity import model_identity, special_tokens
 from castiron.build.kernels.compile import compile_kernels
 from castiron.build.lower import Lowered, lower
 from castiron.build.options import resolve_limits
+from castiron.build.source_tokenizer import read_tokenizer
 from castiron.engines.container import write_container
 from castiron.engines.layout import PROGRAM_FILE
 from castiron.engines.manifest import FORMAT_VERSION, FileRecord, Manifest
@@ -131,7 +132,7 @@ def build_hollow(shape: Shape, target: str, folder: Path) -> None:
                 targets=[target],
                 limits=program.limits,
                 memory_plan=[],
-                special_tokens=special_tokens(checkpoint, program.vocab_size),
+                special_tokens=special_tokens(checkpoint, program.vocab_size, read_tokenizer(checkpoint)),
                 files={PROGRAM_FILE: _record(folder / PROGRAM_FILE)},
                 entries=records,
             )

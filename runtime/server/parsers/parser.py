@@ -114,7 +114,9 @@ class Parser(ABC):
             tagged = (yield from text.until((tag,), self._say)) is not None
 
     def _to_call(self, outer: str, inner: str) -> Reading[bool]:
-        """Read content up to ``inner``, which opens a call and may stand behind ``outer``; False at the end."""
+        """Read content up to ``inner``, which opens a call and may stand behind ``outer``; False at the
+        end.
+        """
         text = self._text
         while (marker := (yield from text.until((outer, inner), self._say))) is not None:
             text.mark_before(marker)
