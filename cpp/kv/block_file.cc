@@ -33,6 +33,17 @@ int reserve(int file, uint64_t bytes) {
     return posix_fallocate(file, 0, static_cast<off_t>(bytes));
 }
 
+// Calls some(at), which moves bytes from there on and says how many, until all are moved.
+template <typename F>
+void move_all(uint64_t bytes, const std::string& doing, F some) {
+    for (uint64_t at = 0; at < bytes;) {
+        const ssize_t count = some(at);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) throw std::runtime_error(doing + " the KV cache's disk tier: " + reason(errno));
+        at += static_cast<uint64_t>(count);
+    }
+}
+
 }  // namespace
 
 BlockFile::BlockFile(const std::string& folder, int slots, uint64_t block_bytes)
@@ -54,23 +65,17 @@ BlockFile::~BlockFile() {
 }
 
 void BlockFile::write(int32_t slot, const std::byte* from) const {
-    const uint64_t begin = static_cast<uint64_t>(slot) * block_bytes_;
-    for (uint64_t at = 0; at < block_bytes_;) {
-        const ssize_t count = pwrite(file_, from + at, block_bytes_ - at, static_cast<off_t>(begin + at));
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) throw std::runtime_error("writing to the KV cache's disk tier: " + reason(errno));
-        at += static_cast<uint64_t>(count);
-    }
+    move_all(block_bytes_, "writing to",
+             [&](uint64_t at) { return pwrite(file_, from + at, block_bytes_ - at, offset(slot, at)); });
 }
 
 void BlockFile::read(int32_t slot, std::byte* to) const {
-    const uint64_t begin = static_cast<uint64_t>(slot) * block_bytes_;
-    for (uint64_t at = 0; at < block_bytes_;) {
-        const ssize_t count = pread(file_, to + at, block_bytes_ - at, static_cast<off_t>(begin + at));
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) throw std::runtime_error("reading from the KV cache's disk tier: " + reason(errno));
-        at += static_cast<uint64_t>(count);
-    }
+    move_all(block_bytes_, "reading from",
+             [&](uint64_t at) { return pread(file_, to + at, block_bytes_ - at, offset(slot, at)); });
+}
+
+int64_t BlockFile::offset(int32_t slot, uint64_t at) const {
+    return static_cast<int64_t>(static_cast<uint64_t>(slot) * block_bytes_ + at);
 }
 
 }  // namespace castiron

@@ -22,6 +22,8 @@ public:
     void read(int32_t slot, std::byte* to) const;
 
 private:
+    [[nodiscard]] int64_t offset(int32_t slot, uint64_t at) const;
+
     int file_ = -1;
     int slots_;
     uint64_t block_bytes_;

@@ -187,6 +187,28 @@ TEST_CASE("a disk that cannot be written to is left alone, and what may be wrong
     CHECK_THROWS_AS(tier.make({Kind::kFetch, moves[0].to, 0}), std::runtime_error);
 }
 
+std::vector<std::vector<int32_t>> four_prompts(std::mt19937& random) {
+    std::vector<std::vector<int32_t>> prompts;
+    for (int i = 0; i < 4; ++i) prompts.push_back(random_prompt(random, 200));
+    return prompts;
+}
+
+// Conversations that one engine has one after the other: each answer is what it would be alone.
+struct Conversations {
+    Engine& engine;
+    const Limits& limits;
+    Outcomes outcomes;
+    size_t sent = 0;
+
+    const std::vector<int32_t>& answer(const std::vector<int32_t>& history) {
+        const RequestId id = engine.submit(history, greedy(20));
+        finish_all(engine, outcomes, ++sent);
+        const std::vector<int32_t>& tokens = outcomes.at(id).tokens;
+        CHECK(tokens == alone(history, greedy(20), limits.max_seq_len).tokens);
+        return tokens;
+    }
+};
+
 TEST_CASE("conversations that do not fit into the pool come back from the host tier") {
     const Limits limits{2, 64, 2, 400};
     for (const bool on_device : {false, true}) {
@@ -196,20 +218,16 @@ TEST_CASE("conversations that do not fit into the pool come back from the host t
         options.host_tier_bytes = 60 * FakeDevice::kBlockBytes;
         Engine engine(std::move(owned), limits, kVocab, options);
         std::mt19937 random(3);
-        std::vector<std::vector<int32_t>> histories;
-        for (int i = 0; i < 4; ++i) histories.push_back(random_prompt(random, 200));
-        Outcomes outcomes;
-        size_t sent = 0;
+        auto histories = four_prompts(random);
+        Conversations all{engine, limits, {}};
         for (int turn = 0; turn < 4; ++turn) {
             for (auto& history : histories) {
                 const auto before = engine.stats(0).prefix_cached_tokens;
-                const RequestId id = engine.submit(history, greedy(20));
-                finish_all(engine, outcomes, ++sent);
-                CHECK(outcomes.at(id).tokens == alone(history, greedy(20), limits.max_seq_len).tokens);
+                const std::vector<int32_t>& answer = all.answer(history);
                 const auto found = idle_stats(engine).prefix_cached_tokens - before;
                 // All full blocks of the turn before, though three others have filled the pool since.
                 if (turn > 0) CHECK(found >= (static_cast<int64_t>(history.size()) - 12) / 32 * 32);
-                history.insert(history.end(), outcomes.at(id).tokens.begin(), outcomes.at(id).tokens.end());
+                history.insert(history.end(), answer.begin(), answer.end());
                 for (const int32_t token : random_prompt(random, 10)) history.push_back(token);
             }
         }
@@ -232,16 +250,10 @@ TEST_CASE("conversations come back from the disk, where the host tier has no roo
         Engine engine(std::make_unique<FakeDevice>(limits, kVocab, on_device, on_device), limits, kVocab,
                       options);
         std::mt19937 random(4);
-        std::vector<std::vector<int32_t>> histories;
-        for (int i = 0; i < 4; ++i) histories.push_back(random_prompt(random, 200));
-        Outcomes outcomes;
-        size_t sent = 0;
+        const auto histories = four_prompts(random);
+        Conversations all{engine, limits, {}};
         for (int turn = 0; turn < 3; ++turn) {
-            for (const auto& history : histories) {
-                const RequestId id = engine.submit(history, greedy(20));
-                finish_all(engine, outcomes, ++sent);
-                CHECK(outcomes.at(id).tokens == alone(history, greedy(20), limits.max_seq_len).tokens);
-            }
+            for (const auto& history : histories) all.answer(history);
         }
         const EngineStats stats = idle_stats(engine);
         CHECK(stats.disk_blocks_total == 60);

@@ -166,12 +166,10 @@ def test_options_that_make_no_sense_are_refused(start: Any, option: str, value: 
         start(**{option: value})
 
 
-def test_what_comes_back_from_the_host_tier_is_what_was_computed(start: Any) -> None:
-    """Three conversations in a pool that holds one: bit for bit as in an engine without a cache."""
-    core = start(kv_cache_blocks=5, host_tier_bytes=1 << 20)
-    cold = start(prefix_caching=False)
+def check_conversations(core: Any, cold: Any, count: int) -> None:
+    """Three turns of each: found again from the second on, and bit for bit as without a cache."""
     fields = {"max_tokens": 4, "logprobs": 5}
-    prompts = [[(11 * i + n) % 50 for i in range(90)] for n in range(3)]
+    prompts = [[(11 * i + n) % 50 for i in range(90)] for n in range(count)]
     for turn in range(3):
         for tokens in prompts:
             outcome, found = run(core, tokens, **fields)
@@ -179,6 +177,12 @@ def test_what_comes_back_from_the_host_tier_is_what_was_computed(start: Any) -> 
             expected, _ = run(cold, tokens, **fields)
             assert outcome.token_ids == expected.token_ids
             assert [x.top for x in outcome.logprobs] == [x.top for x in expected.logprobs]
+
+
+def test_what_comes_back_from_the_host_tier_is_what_was_computed(start: Any) -> None:
+    """Three conversations in a pool that holds one: bit for bit as in an engine without a cache."""
+    core = start(kv_cache_blocks=5, host_tier_bytes=1 << 20)
+    check_conversations(core, start(prefix_caching=False), 3)
     stats = core.stats()
     assert stats["kv_host_blocks"] > 0
     assert stats["kv_host_blocks_saved"] == stats["kv_host_blocks"]
@@ -197,16 +201,7 @@ def test_what_comes_back_from_the_disk_is_what_was_computed(start: Any, tmp_path
         disk_tier_bytes=50 * block,
         disk_tier_folder=str(tmp_path),
     )
-    cold = start(prefix_caching=False)
-    fields = {"max_tokens": 4, "logprobs": 5}
-    prompts = [[(11 * i + n) % 50 for i in range(90)] for n in range(6)]
-    for turn in range(3):
-        for tokens in prompts:
-            outcome, found = run(core, tokens, **fields)
-            assert found == (64 if turn > 0 else 0)
-            expected, _ = run(cold, tokens, **fields)
-            assert outcome.token_ids == expected.token_ids
-            assert [x.top for x in outcome.logprobs] == [x.top for x in expected.logprobs]
+    check_conversations(core, start(prefix_caching=False), 6)
     stats = core.stats()
     assert stats["kv_host_blocks"] == 5
     assert stats["kv_disk_blocks"] == stats["kv_disk_blocks_spilled"] >= 5
