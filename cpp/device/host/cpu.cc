@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <stdexcept>
 
@@ -94,9 +95,8 @@ bool cpu_supports(Isa isa) {
 
 Isa choose_isa(const std::string& name) {
     if (name.empty()) {
-        for (const Isa isa :
-             {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2}) {
-            if (cpu_supports(isa)) return isa;
+        for (auto isa = std::rbegin(kAllIsas); *isa != Isa::kPortable; ++isa) {
+            if (cpu_supports(*isa)) return *isa;
         }
         throw std::invalid_argument(
             "this CPU lacks AVX2, FMA or F16C, which the host target needs; run on an x86-64-v3 machine");
@@ -109,8 +109,11 @@ Isa choose_isa(const std::string& name) {
         }
         return isa;
     }
-    throw std::invalid_argument("unknown isa '" + name +
-                                "': expected avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx or portable");
+    std::string expected;
+    for (const Isa isa : kAllIsas) {
+        if (isa != Isa::kPortable) expected += (expected.empty() ? "" : ", ") + std::string(isa_name(isa));
+    }
+    throw std::invalid_argument("unknown isa '" + name + "': expected " + expected + " or portable");
 }
 
 int usable_cpus() {
