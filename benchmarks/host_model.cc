@@ -61,9 +61,11 @@ public:
         const int norm = plain(ones_, {kHidden});
         const int table =
             weight(DType::kBF16, Layout::kPanel16x2, {kVocab, kHidden}, matrix_.data(), matrix_.size() * 2);
-        const int x = f32("x", t, kHidden), y = f32("y", t, kHidden), qkv = f32("qkv", t, kQkv);
+        const int x = f32("x", t, kHidden), y = f32("y", t, kHidden), z = f32("z", t, kHidden);
+        const int qkv = f32("qkv", t, kQkv);
         const int q = view(qkv, 0, 576), k = view(qkv, 576, 192), v = view(qkv, 768, 192);
         const int inner = f32("inner", t, kInner), last = f32("last", n, kHidden);
+        const int last_normed = f32("last_normed", n, kHidden);
         const int logits = f32("logits", n, kVocab);
         step("embedding", {ids}, {table}, {x}, {});
         for (int layer = 0; layer < kLayers; ++layer) {
@@ -76,26 +78,24 @@ public:
             auto rope = heads, attention = heads;
             rope["rotary_dim"] = int64_t{64};
             attention["scale"] = 0.125;
-            rms_norm(x, norm, y);
-            linear("linear", {y}, kQkv, kHidden, qkv, {});
-            step("rope_write_kv", {q, k, v, positions}, {cos, sin}, {y}, rope);
-            const int attended = f32("attended" + std::to_string(layer), t, kHidden, 0);
-            step("paged_attention", {y}, {}, {attended}, attention);
+            const int normed = like(y), rotated = like(y), attended = like(z), second = like(y);
+            const int gated = like(inner);
+            rms_norm(x, norm, normed);
+            linear("linear", {normed}, kQkv, kHidden, qkv, {});
+            step("rope_write_kv", {q, k, v, positions}, {cos, sin}, {rotated}, rope);
+            step("paged_attention", {rotated}, {}, {attended}, attention);
             linear("linear", {attended, x}, kHidden, kHidden, x, {{"has_residual", true}});
-            rms_norm(x, norm, y);
-            linear("gated_linear", {y}, 2 * kInner, kHidden, inner, {{"activation", std::string("silu")}});
-            linear("linear", {inner, x}, kHidden, kInner, x, {{"has_residual", true}});
+            rms_norm(x, norm, second);
+            linear("gated_linear", {second}, 2 * kInner, kHidden, gated,
+                   {{"activation", std::string("silu")}});
+            linear("linear", {gated, x}, kHidden, kInner, x, {{"has_residual", true}});
         }
         step("gather_rows", {x, rows}, {}, {last}, {});
-        rms_norm(last, norm, last_normed());
-        linear("linear", {last_normed()}, kVocab, kHidden, logits, {});
+        rms_norm(last, norm, last_normed);
+        linear("linear", {last_normed}, kVocab, kHidden, logits, {});
     }
 
 private:
-    int last_normed() {
-        if (normed_ < 0) normed_ = f32("normed", Dim{Dim::kRows}, kHidden);
-        return normed_;
-    }
     void rms_norm(int x, int weight, int y) {
         step("rms_norm", {x}, {weight}, {y}, {{"eps", 1e-5}, {"has_weight", true}});
     }
@@ -104,25 +104,27 @@ private:
         program->steps.push_back(
             {kernel, std::move(in), std::move(weights), std::move(out), std::move(attrs), {}});
     }
-    int value(std::string name, DType dtype, std::vector<Dim> shape, int64_t share = -1) {
+    int value(std::string name, DType dtype, std::vector<Dim> shape) {
         Value v;
         v.name = std::move(name);
         v.dtype = dtype;
         v.shape = std::move(shape);
+        v.offset = program->arena_bytes;
         uint64_t bytes = 4;
         for (const Dim d : v.shape) bytes *= static_cast<uint64_t>(d.bind(1024, 64));
-        if (share >= 0 && attended_ != ~uint64_t{0}) {
-            v.offset = attended_;
-        } else {
-            v.offset = program->arena_bytes;
-            if (share >= 0) attended_ = v.offset;
-            program->arena_bytes += (bytes + 63) / 64 * 64;
-        }
+        program->arena_bytes += (bytes + 63) / 64 * 64;
         program->values.push_back(v);
         return static_cast<int>(program->values.size()) - 1;
     }
-    int f32(std::string name, Dim rows, int64_t columns, int64_t share = -1) {
-        return value(std::move(name), DType::kF32, {rows, Dim{columns}}, share);
+    int f32(std::string name, Dim rows, int64_t columns) {
+        return value(std::move(name), DType::kF32, {rows, Dim{columns}});
+    }
+    // A value of its own in the memory of another, whose time is over: as lowering places them.
+    int like(int other) {
+        Value v = program->values[static_cast<size_t>(other)];
+        v.name += std::to_string(program->values.size());
+        program->values.push_back(v);
+        return static_cast<int>(program->values.size()) - 1;
     }
     int view(int base, uint64_t column, int64_t columns) {
         Value v;
@@ -172,8 +174,6 @@ private:
     DType cache_ = DType::kBF16;
     std::vector<uint16_t> matrix_, scales_;
     std::vector<float> ones_, cos_, sin_;
-    int normed_ = -1;
-    uint64_t attended_ = ~uint64_t{0};
 };
 
 // `requests` sequences of `rows` rows each, from `start` on.

@@ -6,8 +6,9 @@ chat          users talk in turns; every turn sends the whole conversation again
               the median time to the first token of the last turn, with and without the cache.
 shared prefix requests at once that begin with the same 1,000 tokens: requests/s with and without the cache
               (without: an eighth of them, because the rate is all that counts).
-preemption    32 requests in a KV pool for all of them, and in one of half the size under max_utilization:
-              output tokens/s.
+preemption    32 requests in a KV pool for all of them, and in one of half the size under max_utilization,
+              which sets requests back: output tokens/s. What is set back is computed again, or comes back
+              from a host tier (--kv-cache-host-tier).
 
 Token ids are random, decoding is greedy, EOS is ignored.
 """
@@ -67,8 +68,8 @@ def shared_prefix(engine: str, requests: int, reuse: bool) -> float:
         return requests / (time.perf_counter() - began)
 
 
-def preemption(engine: str, share: float) -> tuple[float, int]:
-    """Output tokens/s of 32 requests with `share` of the blocks they need, and how often one was set back."""
+def preemption(engine: str, share: float, tier: str | None = None) -> dict[str, float]:
+    """32 requests with `share` of the blocks they need: output tokens/s, set-backs, tokens computed again."""
     random.seed(3)
     requests, prompt, new = 32, 128, 256
     blocks = int(requests * -(-(prompt + new) // 32) * share)
@@ -76,12 +77,17 @@ def preemption(engine: str, share: float) -> tuple[float, int]:
         engine,
         kv_cache_blocks=blocks,
         capacity_scheduler_policy="max_utilization",
-        enable_prefix_caching=False,
+        kv_cache_host_tier=tier,
     ) as runner:
         prompts = [some_ids(prompt) for _ in range(requests)]
         began = time.perf_counter()
         runner.generate(input_ids=prompts, max_new_tokens=new, ignore_eos=True)
-        return requests * new / (time.perf_counter() - began), runner.stats()["preemptions"]
+        seconds, stats = time.perf_counter() - began, runner.stats()
+    return {
+        "tokens_per_s": requests * new / seconds,
+        "set_back": stats["preemptions"],
+        "recomputed": stats["recomputed_tokens"],
+    }
 
 
 def main() -> None:
@@ -98,15 +104,15 @@ def main() -> None:
     warm_tokens, warm_first = chat(a.engine, a.users, a.turns, True)
     cold_tokens, cold_first = chat(a.engine, a.users, a.turns, False)
     shared, alone = shared_prefix(a.engine, a.sharing, True), shared_prefix(a.engine, a.sharing // 8, False)
-    ample, _ = preemption(a.engine, 1.0)
-    scarce, set_back = preemption(a.engine, 0.5)
+    ample = preemption(a.engine, 1.0)
+    scarce, tiered = preemption(a.engine, 0.5), preemption(a.engine, 0.5, "1GiB")
     report: dict[str, Any] = {
         "chat": {
             "prompt_tokens": {"reuse": warm_tokens, "none": cold_tokens, "ratio": cold_tokens / warm_tokens},
             "first_token_s": {"reuse": warm_first, "none": cold_first, "ratio": warm_first / cold_first},
         },
         "shared_prefix": {"reuse": shared, "none": alone, "ratio": shared / alone},
-        "preemption": {"ample": ample, "scarce": scarce, "set_back": set_back, "ratio": scarce / ample},
+        "preemption": {"ample": ample, "scarce": scarce, "scarce_with_host_tier": tiered},
     }
     print(
         f"chat, {a.users} users, {a.turns} turns: {warm_tokens} prompt tokens computed instead of "
@@ -117,10 +123,13 @@ def main() -> None:
         f"{a.sharing} requests with {_PREFIX} tokens in common: {shared:.1f} requests/s instead of "
         f"{alone:.1f} ({shared / alone:.1f} times)"
     )
-    print(
-        f"half the KV blocks: {scarce:.0f} output tokens/s instead of {ample:.0f} ({scarce / ample:.2f}), "
-        f"{set_back} times a request was set back"
-    )
+    for name, half in (("half the KV blocks", scarce), ("the same with a host tier", tiered)):
+        speed, most = half["tokens_per_s"], ample["tokens_per_s"]
+        print(
+            f"{name}: {speed:.0f} output tokens/s instead of {most:.0f} ({speed / most:.2f}); "
+            f"{half['set_back']:.0f} times a request was set back, {half['recomputed']:.0f} tokens were "
+            "computed again"
+        )
     if a.json:
         a.json.write_text(json.dumps(report, indent=1))
 

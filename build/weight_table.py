@@ -16,7 +16,7 @@ from ..plugins import WeightUse
 from ..plugins.tactic import QuantizedRole
 from ..plugins.targets import Family
 from .packed import Packed
-from .packing import PackedSource
+from .packing import DTYPES, PackedSource
 from .packing_quantized import (
     BlockScaleSource,
     CodeSource,
@@ -156,5 +156,17 @@ class WeightTable:
         if use.role == "matrix" or use.role == "table":
             shared = use.role == "table" and WeightUse(use.parts, "matrix") in self._uses
             panels = self._panels and (use.role == "matrix" or shared)
-            return _Form(use.parts, "panels" if panels else "rows", self._dtype)
+            return _Form(use.parts, "panels" if panels else "rows", self._matrix_dtype(use.parts))
         return _Form(use.parts, "panels" if self._panels else "rows", None, of=use.role)
+
+    def _matrix_dtype(self, parts: tuple[str, ...]) -> WeightDType:
+        """The build's; on host, numbers that a checkpoint has in bf16 stay so in a float32 engine too.
+
+        Its kernels widen them and keep activations in float32 (``x_format`` float): the same bits from half
+        the bytes, and bytes are what a decode waits for.
+        """
+        if self._dtype != "f32" or not self._panels:
+            return self._dtype
+        narrow = DTYPES["bf16"]
+        stored = (self._pool.graph.expr(part).without_upcast().dtype for part in parts)
+        return "bf16" if all(dtype == narrow for dtype in stored) else "f32"

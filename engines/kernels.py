@@ -37,7 +37,7 @@ _UNARY = (
 )
 _ROTARY = {"head_dim": int, "rotary_dim": int, "interleaved": bool, "concat_halves": bool}
 _CACHE = {"layer": int, "kv_heads": int, "head_dim": int, "v_head_dim": int}
-_GATED = {"has_bias": bool, "activation": _ACTIVATION}
+_GATED = {"has_bias": bool, "activation": _ACTIVATION, "x_format": ("auto", "float")}
 _LINEAR = {**_GATED, "has_residual": bool, "alpha": _NUMBER}
 _ROUNDING = {
     "x_format": ("float", "int8", "fp8", "nvfp4", "mxfp4", "mxfp8"),

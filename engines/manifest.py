@@ -14,7 +14,7 @@ from .quantization import Quantization
 from .schema import Bytes, Schema, Sha256, Text
 
 #: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
-FORMAT_VERSION = (1, 3)
+FORMAT_VERSION = (1, 4)
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 EntryName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_./-]{0,255}$")]

@@ -34,6 +34,11 @@ def _rounded_input(op: Op, context: Context) -> tuple[Operand, tuple[Call, ...]]
     return rounded, (host_call("round", [x.name], [rounded.name], (), attrs),)
 
 
+def _x_format(context: Context) -> dict[str, Attr]:
+    """Float32 builds keep activations so where weights are bf16, whatever the CPU multiplies faster."""
+    return {"x_format": "float"} if context.half == "f32" else {}
+
+
 def _linear(op: Op, context: Context) -> Lowering:
     w, bias, residual = op.required(1), op.input(2), op.input(3)
     x, rounded = _rounded_input(op, context)
@@ -46,6 +51,7 @@ def _linear(op: Op, context: Context) -> Lowering:
         "has_residual": residual is not None,
         "activation": str(op.attrs.get("activation", "none")),
         "alpha": float(op.attrs.get("alpha", 1.0)),
+        **_x_format(context),
     }
     call = host_call("linear", inputs, [op.outputs[0].name], weights, attrs)
     return Lowering((*rounded, call), (x,) if rounded else ())
@@ -58,7 +64,11 @@ def _gated(op: Op, context: Context) -> Lowering:
     weights = [WeightUse((gate.name, up.name), "matrix")]
     if gate_bias is not None and up_bias is not None:
         weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
-    attrs: dict[str, Attr] = {"has_bias": len(weights) == 2, "activation": str(op.attrs["activation"])}
+    attrs: dict[str, Attr] = {
+        "has_bias": len(weights) == 2,
+        "activation": str(op.attrs["activation"]),
+        **_x_format(context),
+    }
     call = host_call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs)
     return Lowering((*rounded, call), (x,) if rounded else ())
 

@@ -10,12 +10,12 @@ from pydantic import Field, StrictStr
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from castiron.errors import CastironError
+from castiron.errors import CastironError, EngineError
 
 from .body import parse
 from .errors import ApiError
 from .protocol import Body
-from .served_engine import ExchangeRunningError
+from .served_engine import ExchangeRunningError, ServedEngine
 from .service import Service
 
 _log = logging.getLogger("castiron.server")
@@ -36,10 +36,22 @@ async def swap_engine(service: Service, request: Request) -> Response:
         raise ApiError(403, "the engine may not be exchanged here; start the server with --allow-engine-swap")
     body = await parse(service, request, SwapBody)
     load = service.load_engine
-    before = service.slot.current.engine.session.info.name
+    serving = service.slot.current.engine.session
+    before = serving.info.name
+
+    def replacement() -> ServedEngine:
+        session = load(body.engine)
+        if serving.tokenizer is not None and session.tokenizer is None:
+            session.close()
+            raise EngineError(
+                f"engine {session.info.name!r} has no tokenizer and the one that is served has: every client "
+                "that sends text would be refused. Build it from a folder with its tokenizer"
+            )
+        return service.as_served(session)
+
     began = time.perf_counter()
     try:
-        made = await service.slot.exchange(lambda: service.as_served(load(body.engine)))
+        made = await service.slot.exchange(replacement)
     except ExchangeRunningError as e:
         raise ApiError(409, str(e)) from None
     except CastironError as e:  # of the engine, or of an adapter of --lora-modules

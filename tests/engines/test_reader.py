@@ -47,7 +47,7 @@ def test_an_engine_reads_back_as_it_was_written(tiny_engine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [("1.4", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
+    [("1.5", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
 )
 def test_another_version_is_refused_naming_both_and_the_rebuild_command(
     engine: Path, version: str, remedy: str
@@ -58,7 +58,7 @@ def test_another_version_is_refused_naming_both_and_the_rebuild_command(
 
     edit_manifest(engine, change)
     command = f"castiron build '/models/tiny model' --output-dir {engine} --overwrite"
-    refused(engine, version, "1.3", remedy, command)
+    refused(engine, version, "1.4", remedy, command)
 
 
 def test_a_version_that_is_no_version_is_refused(engine: Path) -> None:
@@ -332,7 +332,7 @@ def change_weight(name: str, /, **fields: Any) -> Any:
         (change_weight("head", shape=[VOCAB + 20, 32]), "needs"),
         (change_weight("head", shape=[VOCAB, 32, 1]), "needs a matrix"),
         (change_weight("norm0", shape=[64]), "needs"),
-        (lambda p: p.update(format=[1, 4]), "format 1.4"),
+        (lambda p: p.update(format=[1, 5]), "format 1.5"),
         (lambda p: p.update(format=[2, 0]), "format 2.0"),
         (lambda p: p.update(target="sm_90"), "contradicts"),
         (lambda p: p.update(arena_bytes=10), "arena"),

@@ -30,7 +30,8 @@ class Loader:
         core = FakeCore(script=[int(path)], step_seconds=0.01)
         if path == "0":
             core.fail_with = RuntimeError("no such device")
-        self.sessions.append(fake_core.make_session(core, name=f"engine-{path}", tokenizer_dir=self.folder))
+        tokenizer = None if path == "99" else self.folder
+        self.sessions.append(fake_core.make_session(core, name=f"engine-{path}", tokenizer_dir=tokenizer))
         return self.sessions[-1]
 
 
@@ -91,7 +92,7 @@ def test_a_client_that_goes_ends_its_request_on_the_old_engine(swapping):
     assert old.core.cancelled
 
 
-@pytest.mark.parametrize("path", ["nowhere", "0"])
+@pytest.mark.parametrize("path", ["nowhere", "0", "99"])
 def test_an_engine_that_cannot_be_loaded_or_does_not_work_changes_nothing(swapping, path):
     answer = post(swapping, "/v1/engine/swap", engine=path)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "engine")

@@ -10,6 +10,7 @@
 #include "device/host/memory.h"
 #include "device/host/op.h"
 #include "device/host/ops/ops.h"
+#include "device/host/rounded_values.h"
 #include "device/host/step_checker.h"
 #include "device/host/thread_pool.h"
 #include "program/sliding_window.h"
@@ -53,6 +54,8 @@ public:
         const uint64_t weight_bytes = weights.empty() ? 0 : weights.back().offset + weights.back().bytes;
         weights_ = HugeBuffer(weight_bytes + kPadding, huge_pages_);
         for (ResolvedWeight& w : weights) w.data = weights_.data() + w.offset;
+        // Adapters read what products read, as float32.
+        if (kernels_.bf16.product != nullptr && max_lora_rank_ == 0) find_rounded_values(*program_, values_);
         for (size_t i = 0; i < program_->steps.size(); ++i) {
             StepChecker step(*program_, i, values_, weights, kernels_);
             ops_.push_back(make_op(step));

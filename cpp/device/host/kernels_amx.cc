@@ -17,6 +17,7 @@ namespace castiron::host::amx {
 #include "device/host/kernels/codes.inl"
 #include "device/host/kernels/integer_product.inl"
 #include "device/host/kernels/tiles.inl"
+#include "device/host/kernels/linear_output.inl"
 #include "device/host/kernels/bf16_rows.inl"
 #include "device/host/kernels/bf16_tiles.inl"
 #include "device/host/kernels/integer_tiles.inl"
@@ -31,7 +32,10 @@ IntegerKernels integer_kernels() {
 }
 
 Bf16Kernels bf16_kernels() {
-    return {.height = 2 * kTileHeight, .round_row = round_bf16_row, .product = bf16_product};
+    return {.height = 2 * kTileHeight,
+            .round_row = round_bf16_row,
+            .product = bf16_product,
+            .output = linear_output<Bf16Rows>};
 }
 
 AttentionKernels bf16_attention() {

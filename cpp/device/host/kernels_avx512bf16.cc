@@ -15,6 +15,7 @@ namespace castiron::host::avx512bf16 {
 #include "device/host/kernels/math.inl"
 #include "device/host/kernels/codes.inl"
 #include "device/host/kernels/linear_product.inl"
+#include "device/host/kernels/linear_output.inl"
 #include "device/host/kernels/bf16_rows.inl"
 #include "device/host/kernels/bf16_dots.inl"
 #include "device/host/kernels/attention_cache.inl"
@@ -25,7 +26,7 @@ namespace castiron::host::avx512bf16 {
 // clang-format on
 
 Bf16Kernels bf16_kernels() {
-    return {.round_row = round_bf16_row, .product = bf16_product};
+    return {.round_row = round_bf16_row, .product = bf16_product, .output = linear_output<Bf16Rows>};
 }
 
 AttentionKernels bf16_attention() {

@@ -39,6 +39,7 @@ struct StepContext {
         return n;
     }
     [[nodiscard]] float* f32(const Operand& o) const { return reinterpret_cast<float*>(arena + o.offset); }
+    [[nodiscard]] std::byte* rounded(const Operand& o) const { return arena + o.offset; }
     [[nodiscard]] int32_t* i32(const Operand& o) const {
         return reinterpret_cast<int32_t*>(arena + o.offset);
     }

@@ -20,6 +20,9 @@ struct Operand {
         0;  // elements between rows of a two-dimensional value: its base's row length for a view
     bool view = false;
     uint64_t end = 0;  // bytes: one past the last element at the program's limits
+    // Only products read it that take rows of bf16, so who makes it may write such (rounded_values.h).
+    bool may_round = false;
+    bool rounded = false;  // it does: rows are bf16_row_bytes apart
 
     [[nodiscard]] bool overlaps(const Operand& other) const {
         return offset < other.end && other.offset < end;

@@ -5,7 +5,7 @@
 
 namespace castiron::host {
 
-StepChecker::StepChecker(const Program& program, size_t index, std::span<const Operand> values,
+StepChecker::StepChecker(const Program& program, size_t index, std::span<Operand> values,
                          std::span<const ResolvedWeight> weights, const KernelTable& kernels)
     : program_(program),
       index_(index),
@@ -82,6 +82,15 @@ const float* StepChecker::vector_weight(size_t i, const std::vector<int64_t>& sh
         fail("weight '" + w.weight->name + "' must be plain f32 of shape [" + text + "]");
     }
     return reinterpret_cast<const float*>(w.data);
+}
+
+bool StepChecker::round_output(size_t i) {
+    Operand& out = values_[static_cast<size_t>(step_.outputs.at(i))];
+    out.rounded = out.may_round;
+    for (size_t in = 0; in < step_.inputs.size(); ++in) {
+        if (out.overlaps(input(in))) out.rounded = false;
+    }
+    return out.rounded;
 }
 
 const Attr* StepChecker::find(const char* name) {

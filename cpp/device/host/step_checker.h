@@ -15,7 +15,7 @@ namespace castiron::host {
 
 class StepChecker {
 public:
-    StepChecker(const Program& program, size_t index, std::span<const Operand> values,
+    StepChecker(const Program& program, size_t index, std::span<Operand> values,
                 std::span<const ResolvedWeight> weights, const KernelTable& kernels);
 
     [[nodiscard]] const Step& step() const { return step_; }
@@ -55,6 +55,9 @@ public:
         size_t output = 0;
         size_t input = 0;
     };
+    // Whether output i may be rows of bf16 (Operand::may_round); whoever reads it is told that it is. Only of
+    // a step that reads nothing where it writes, because the rows are shorter.
+    [[nodiscard]] bool round_output(size_t i);
     // Called last: every attribute was understood, and outputs lie apart from inputs and from each other.
     void finish(const std::vector<InPlace>& in_place = {}) const;
 
@@ -65,7 +68,7 @@ private:
     const Program& program_;
     size_t index_;
     const Step& step_;
-    std::span<const Operand> values_;
+    std::span<Operand> values_;
     std::span<const ResolvedWeight> weights_;
     const KernelTable& kernels_;
     std::set<std::string> known_;

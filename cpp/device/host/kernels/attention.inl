@@ -172,6 +172,7 @@ CASTIRON_INLINE void clear_partial(float* running, int64_t width) {
 }
 
 // The sink takes its share of the softmax; then normalise and write.
+template <typename Products>
 CASTIRON_INLINE void finish_row(const AttentionArgs& a, int64_t row, const float* running) {
     float factor = 1, total = running[1];
     if (a.sinks != nullptr) {
@@ -184,7 +185,16 @@ CASTIRON_INLINE void finish_row(const AttentionArgs& a, int64_t row, const float
         total = total * factor + e[0];
     }
     const Vec scale = set1(factor / total * a.v_scale);
-    float* out = a.out + row / a.group * a.out_stride + row_head(a, row) * a.v_head_dim;
+    const int64_t token = row / a.group, column = row_head(a, row) * a.v_head_dim;
+    if constexpr (Products::kBf16) {
+        if (a.rounded_out != nullptr) {
+            std::byte* out = a.rounded_out + token * a.rounded_stride + column * 2;
+            for (int64_t i = 0; i < a.v_head_dim; i += 16)
+                Products::store_rounded(out + i * 2, mul(load(running + 16 + i), scale));
+            return;
+        }
+    }
+    float* out = a.out + token * a.out_stride + column;
     for_each_vec(a.v_head_dim,
                  [&](int64_t i, int n) { store_n(out + i, mul(load(running + 16 + i), scale), n); });
 }
@@ -199,12 +209,13 @@ static void attention_segment(const AttentionArgs& a, int64_t row_begin, int64_t
     Products::release();
 }
 
+template <typename Products>
 static void attention_merge(const AttentionArgs& a, int64_t row, const float* partials, int64_t count,
                             float* scratch) {
     const int64_t width = padded16(a.v_head_dim);
     clear_partial(scratch, width);
     for (int64_t s = 0; s < count; ++s) merge(scratch, partials + s * (16 + width), width);
-    finish_row(a, row, scratch);
+    finish_row<Products>(a, row, scratch);
 }
 
 template <typename Products>
@@ -224,7 +235,7 @@ static void attention(const AttentionArgs& a, int64_t row_begin, int64_t row_end
         }
     }
     Products::release();
-    for (int r = 0; r < rows; ++r) finish_row(a, row_begin + r, scratch.running + r * stride);
+    for (int r = 0; r < rows; ++r) finish_row<Products>(a, row_begin + r, scratch.running + r * stride);
 }
 
 // Products: how queries meet keys and weights meet values; attention_float.inl and its siblings.
@@ -232,4 +243,4 @@ template <typename Products>
 inline constexpr AttentionKernels attention_kernels{.max_rows = Products::kMaxRows,
                                                     .attention = attention<Products>,
                                                     .segment = attention_segment<Products>,
-                                                    .merge = attention_merge};
+                                                    .merge = attention_merge<Products>};

@@ -26,8 +26,12 @@ struct Bf16Products {
     }
 
     CASTIRON_INLINE void store_weights(float* scores, int key, Vec weights) {
-        const __m256bh rounded = _mm512_cvtneps_pbh(weights.v);
-        __builtin_memcpy(reinterpret_cast<std::byte*>(scores) + key * 2, &rounded, 32);
+        store_rounded(reinterpret_cast<std::byte*>(scores) + key * 2, weights);
+    }
+
+    CASTIRON_INLINE void store_rounded(std::byte* to, Vec v) {
+        const __m256bh rounded = _mm512_cvtneps_pbh(v.v);
+        __builtin_memcpy(to, &rounded, 32);
     }
 
     // A block of values whose last keys are not there yet is replaced by a copy with zeros in their place.

@@ -11,12 +11,14 @@ struct DotForm : FloatForm {
 };
 
 static void bf16_product(const Bf16Args& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                         int64_t block_end, float* acc, const WeightsAhead&) {
+                         int64_t block_end, float* acc, const WeightsAhead& ahead) {
     Product p{.x = reinterpret_cast<const float*>(a.x + row_begin * a.x_stride), .x_stride = a.x_stride / 4};
     p.rows = row_end - row_begin;
     p.k = (a.k + 1) / 2;
     p.panels_per_output = a.gated ? 2 : 1;
     p.panels = (block_end - block_begin) * p.panels_per_output;
-    p.weight = a.weight + block_begin * p.panels_per_output * panel_bytes<DotForm>(p.k);
+    const int64_t block_bytes = p.panels_per_output * panel_bytes<DotForm>(p.k);
+    p.weight = a.weight + block_begin * block_bytes;
+    if (ahead.next_block >= 0) p.behind = a.weight + ahead.next_block * block_bytes;
     product<DotForm>(p, acc, nullptr);
 }

@@ -11,3 +11,17 @@ static void round_bf16_row(const float* x, int64_t k, std::byte* row) {
         __builtin_memcpy(row + i * 2, &both, 64);
     }
 }
+
+// Outputs as such rows.
+struct Bf16Rows {
+    CASTIRON_INLINE std::byte* at(const LinearOutput& a, int64_t row, int64_t column) {
+        return a.rounded + row * bf16_row_bytes(a.n) + column * 2;
+    }
+    // What pads the row is part of its last sixteen outputs, or of those behind them.
+    CASTIRON_INLINE void store(const LinearOutput& a, int64_t row, int64_t column, Vec v, int lanes) {
+        std::byte* to = at(a, row, column);
+        const __m256bh rounded = _mm512_maskz_cvtneps_pbh(static_cast<__mmask16>((1u << lanes) - 1), v.v);
+        __builtin_memcpy(to, &rounded, 32);
+        if (column % 32 == 0 && column + 16 >= a.n) __builtin_memset(to + 32, 0, 32);
+    }
+};

@@ -9,6 +9,7 @@ static_assert(kTileRows == CASTIRON_TILE_ROWS);
 #include "device/host/kernels/math.inl"
 #include "device/host/kernels/codes.inl"
 #include "device/host/kernels/linear_product.inl"
+#include "device/host/kernels/linear_output.inl"
 #include "device/host/kernels/linear.inl"
 #include "device/host/kernels/rows.inl"
 #include "device/host/kernels/rounding.inl"
@@ -27,7 +28,7 @@ const KernelTable& kernel_table() {
         .attention = attention_kernels<FloatProducts>,
         .bf16_attention = {},
         .dequantized_product = dequantized_product,
-        .linear_output = linear_output,
+        .linear_output = linear_output<FloatRows>,
         .round_row = round_row,
         .linear = linear,
         .rms_norm = rms_norm,

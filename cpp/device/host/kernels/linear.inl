@@ -1,100 +1,18 @@
-// The linear op: sums of float32 rows and packed panels (linear_product.inl) become outputs.
-
-// Sums of one block become outputs. `sums` (and those of the up panel behind) are used up.
-static void linear_epilogue(const LinearOutput& a, int64_t row_begin, int64_t rows, int64_t block,
-                            float* sums) {
-    const int64_t column = block * 16;
-    const int lanes = a.n - column < 16 ? static_cast<int>(a.n - column) : 16;
-    float* up = sums + rows * 16;
-    if (a.bias != nullptr) {
-        const Vec bias = a.gated ? load(a.bias + 2 * column) : load_n(a.bias + column, lanes);
-        map_rows(sums, rows, [&](Vec v) { return add(v, bias); });
-        if (a.gated) {
-            const Vec up_bias = load(a.bias + 2 * column + 16);
-            map_rows(up, rows, [&](Vec v) { return add(v, up_bias); });
-        }
-    }
-    activate(a.activation, sums, rows);
-    const Vec alpha = set1(a.alpha);
-    constexpr int64_t kAhead = 12;  // rows: too far apart for the processor to foresee
-    for (int64_t r = 0; r < rows; ++r) {
-        prefetch_to_write(a.y + (row_begin + r + kAhead) * a.n + column);
-        Vec v = load(sums + r * 16);
-        if (a.gated) v = mul(v, load(up + r * 16));
-        const int64_t at = (row_begin + r) * a.n + column;
-        if (a.alpha != 1.0f) v = mul(v, alpha);
-        if (a.residual != nullptr) v = add(v, load_n(a.residual + at, lanes));
-        store_n(a.y + at, v, lanes);
-    }
-}
-
-// Adds one row's adapter to the sums of V panels that take the same ranks: for each output one chain over
-// ascending ranks, from zero.
-template <int V>
-static void lora_expand(const LoraPanel* panels, const float* shrunk, float* sums, int64_t stride) {
-    Vec c[V];
-    unrolled<V>([&](auto v) CASTIRON_UNROLLED { c[v.value] = zero(); });
-    for (int64_t i = 0; i < panels[0].count; ++i) {
-        const Vec a = set1(shrunk[panels[0].first + i]);
-        unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-            c[v.value] = fma(a, load(panels[v.value].b + i * 16), c[v.value]);
-        });
-    }
-    unrolled<V>([&](auto v) CASTIRON_UNROLLED {
-        float* to = sums + v.value * stride;
-        store(to, add(load(to), c[v.value]));
-    });
-}
-
-// `sums` are those of panels [first, first + count) for all rows.
-static void lora_output(const LoraRows& lora, int64_t row_begin, int64_t rows, int64_t first, int64_t count,
-                        float* sums) {
-    constexpr int kTogether = 4;
-    for (int64_t r = 0; r < rows; ++r) {
-        const LoraStep* adapter = lora.adapters[row_begin + r];
-        if (adapter == nullptr || adapter[lora.step].panels == nullptr) continue;
-        const LoraPanel* panels = adapter[lora.step].panels + first;
-        const float* shrunk = lora.shrunk + (row_begin + r) * lora.stride;
-        const auto alike = [&](int64_t p) {
-            return panels[p].first == panels[p - 1].first && panels[p].count == panels[p - 1].count;
-        };
-        for (int64_t p = 0; p < count;) {
-            float* to = sums + (p * rows + r) * 16;
-            if (p + kTogether <= count && alike(p + 1) && alike(p + 2) && alike(p + 3)) {
-                lora_expand<kTogether>(panels + p, shrunk, to, rows * 16);
-                p += kTogether;
-            } else {
-                lora_expand<1>(panels + p, shrunk, to, rows * 16);
-                ++p;
-            }
-        }
-    }
-}
-
-static void linear_output(const LinearOutput& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                          int64_t block_end, float* acc) {
-    const int64_t rows = row_end - row_begin, panel_floats = rows * 16, per_block = a.gated ? 2 : 1;
-    if (a.lora != nullptr) {
-        lora_output(*a.lora, row_begin, rows, block_begin * per_block, (block_end - block_begin) * per_block,
-                    acc);
-    }
-    for (int64_t block = block_begin; block < block_end; ++block) {
-        linear_epilogue(a, row_begin, rows, block, acc + (block - block_begin) * per_block * panel_floats);
-    }
-}
+// The linear op: sums of float32 rows and packed panels (linear_product.inl) and what becomes of them.
 
 static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                   int64_t block_end, float* scratch) {
+                   int64_t block_end, float* scratch, const WeightsAhead& ahead) {
     Product p{
         .x = a.x + row_begin * a.x_stride, .x_stride = a.x_stride, .rows = row_end - row_begin, .k = a.k};
     p.panels_per_output = a.gated ? 2 : 1;
     p.panels = (block_end - block_begin) * p.panels_per_output;
     const int64_t bytes = a.bf16 ? panel_bytes<PairForm>(a.k) : panel_bytes<FloatForm>(a.k);
     p.weight = a.weight + block_begin * p.panels_per_output * bytes;
+    if (ahead.next_block >= 0) p.behind = a.weight + ahead.next_block * p.panels_per_output * bytes;
     p.y = a.y + row_begin * a.n + block_begin * 16;
     p.y_stride = a.n;
     float* wide = scratch;
     float* acc = scratch + kLinearWideFloats;
     a.bf16 ? product<PairForm>(p, acc, wide) : product<FloatForm>(p, acc, wide);
-    linear_output(a, row_begin, row_end, block_begin, block_end, acc);
+    linear_output<FloatRows>(a, row_begin, row_end, block_begin, block_end, acc);
 }

@@ -101,8 +101,8 @@ CASTIRON_KERNEL void product_block(const float* x, int64_t x_stride, const std::
     });
 }
 
-// One call: rows by panels. y: the outputs of the first row and panel, asked for while the last block of k
-// runs; or null.
+// One call: rows by panels. behind: the weights that are wanted after it, or null. y: the outputs of the
+// first row and panel, asked for while the last block of k runs; or null.
 struct Product {
     const float* x = nullptr;
     int64_t x_stride = 0;  // inputs
@@ -110,6 +110,7 @@ struct Product {
     const std::byte* weight = nullptr;
     int64_t panels = 0;
     int64_t k = 0;  // inputs of four bytes, or of PairForm
+    const std::byte* behind = nullptr;
     const float* y = nullptr;
     int64_t y_stride = 0;
     int64_t panels_per_output = 1;
@@ -119,6 +120,12 @@ struct Product {
 template <typename Form>
 CASTIRON_INLINE int64_t panel_bytes(int64_t k) {
     return (Form::kPaired ? (k + 1) / 2 : k) * 64;
+}
+
+// The weights behind `panel`, or behind all of them.
+template <typename Form>
+static const std::byte* weights_at(const Product& p, int64_t panel) {
+    return panel >= p.panels && p.behind != nullptr ? p.behind : p.weight + panel * panel_bytes<Form>(p.k);
 }
 
 // All of k for R rows of V panels: as many streams from memory as panels.
@@ -146,23 +153,34 @@ static void stream(const Product& p, float* acc) {
     for (; panel < p.panels; ++panel) stream_tile<R, 1, Form>(p, panel, acc);
 }
 
-// The block of k from k0 on of V panels for all rows, in groups of nearly equal height. `ahead`: bytes from
-// here to the block that comes next, of which every group fetches a share; `y`: as in Product, or null.
+// A block of k of some panels.
+struct PanelBlock {
+    int64_t panel = 0;
+    int64_t k0 = 0;
+};
+
+CASTIRON_INLINE int64_t depth_at(const Product& p, int64_t k0) {
+    return p.k - k0 < kLinearDepth ? p.k - k0 : kLinearDepth;
+}
+
+// One block of V panels for all rows, in groups of nearly equal height, of which each asks for a share of the
+// block that comes next. y: as in Product, or null.
 template <int V, typename Form>
-static void product_tile(const Product& p, int64_t panel, int64_t k0, float* acc, int64_t ahead,
-                         const float* y, float* wide) {
+static void product_tile(const Product& p, PanelBlock block, PanelBlock next, float* acc, const float* y,
+                         float* wide) {
     int64_t bytes = panel_bytes<Form>(p.k);
-    const std::byte* weight = p.weight + panel * bytes + panel_bytes<Form>(k0);
-    const float* x = p.x + k0;
-    const int64_t k = p.k - k0 < kLinearDepth ? p.k - k0 : kLinearDepth, acc_stride = p.rows * 16;
-    const bool resume = k0 > 0;
-    acc += panel * acc_stride;
+    const std::byte* weight = weights_at<Form>(p, block.panel) + panel_bytes<Form>(block.k0);
+    const float* x = p.x + block.k0;
+    const int64_t k = depth_at(p, block.k0), acc_stride = p.rows * 16;
+    const bool resume = block.k0 > 0;
+    acc += block.panel * acc_stride;
     int64_t first = 0;
     if constexpr (Form::kPaired) first = p.rows < 2 * kPairTileRows ? (p.rows + 1) / 2 : kPairTileRows;
     const int64_t rest = p.rows - first, groups = (rest + kTileRows - 1) / kTileRows;
-    const int64_t shares = groups + (Form::kPaired ? 1 : 0);
-    const int64_t step = ((Form::kPaired ? 64 : 128) + shares - 1) / shares;  // for two inputs
-    Fetch fetch{weight + ahead, bytes, step};
+    // Times that something is asked for: for each line that is taken, of which some hold two inputs.
+    const int64_t asks = groups * k + (Form::kPaired ? (k + 1) / 2 : 0);
+    Fetch fetch{weights_at<Form>(p, next.panel) + panel_bytes<Form>(next.k0), bytes};
+    fetch.step = (panel_bytes<Form>(depth_at(p, next.k0)) + asks - 1) / asks;
     const auto enter = [&](int64_t begin, int64_t end) {
         if (y == nullptr) return;
         for (int64_t r = begin; r < end; ++r) prefetch(y + r * p.y_stride);
@@ -175,9 +193,8 @@ static void product_tile(const Product& p, int64_t panel, int64_t k0, float* acc
         });
         weight = reinterpret_cast<const std::byte*>(wide);
         bytes = kLinearDepth * 64;
-        fetch.next += k / 2 * step;
+        fetch.next += k / 2 * fetch.step;
     }
-    fetch.step = (step + 1) / 2;  // a line for every input from here on
     using Rest = std::conditional_t<Form::kPaired, FloatForm, Form>;
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t begin = first + rest * g / groups, end = first + rest * (g + 1) / groups;
@@ -193,27 +210,31 @@ static void product_tile(const Product& p, int64_t panel, int64_t k0, float* acc
 // All panels for many rows.
 template <typename Form>
 static void product_tiles(const Product& p, float* acc, float* wide) {
-    const int64_t bytes = panel_bytes<Form>(p.k), depth_bytes = panel_bytes<Form>(kLinearDepth);
-    const bool whole_depth = p.rows * p.k <= kNearFloats;
-    const auto tile = [&](int64_t panel, int64_t k0) {
-        const int64_t ahead = whole_depth                    ? depth_bytes
-                              : panel + kTileVecs < p.panels ? kTileVecs * bytes
-                                                             : depth_bytes - panel * bytes;
-        const bool last = k0 + kLinearDepth >= p.k && p.y != nullptr;
-        const float* y = last ? p.y + panel / p.panels_per_output * 16 : nullptr;
-        if (p.panels - panel >= kTileVecs) {
-            product_tile<kTileVecs, Form>(p, panel, k0, acc, ahead, y, wide);
+    const auto tile = [&](PanelBlock block, PanelBlock next) {
+        const bool last = block.k0 + kLinearDepth >= p.k && p.y != nullptr;
+        const float* y = last ? p.y + block.panel / p.panels_per_output * 16 : nullptr;
+        if (p.panels - block.panel >= kTileVecs) {
+            product_tile<kTileVecs, Form>(p, block, next, acc, y, wide);
         } else {
-            product_tile<1, Form>(p, panel, k0, acc, ahead, y, wide);
+            product_tile<1, Form>(p, block, next, acc, y, wide);
         }
     };
-    if (whole_depth) {
+    if (p.rows * p.k <= kNearFloats) {
         for (int64_t panel = 0; panel < p.panels; panel += kTileVecs) {
-            for (int64_t k0 = 0; k0 < p.k; k0 += kLinearDepth) tile(panel, k0);
+            for (int64_t k0 = 0; k0 < p.k; k0 += kLinearDepth) {
+                const int64_t next_k0 = k0 + kLinearDepth;
+                tile({panel, k0},
+                     next_k0 < p.k ? PanelBlock{panel, next_k0} : PanelBlock{panel + kTileVecs, 0});
+            }
         }
-    } else {
-        for (int64_t k0 = 0; k0 < p.k; k0 += kLinearDepth) {
-            for (int64_t panel = 0; panel < p.panels; panel += kTileVecs) tile(panel, k0);
+        return;
+    }
+    for (int64_t k0 = 0; k0 < p.k; k0 += kLinearDepth) {
+        const int64_t next_k0 = k0 + kLinearDepth;
+        const PanelBlock turn = next_k0 < p.k ? PanelBlock{0, next_k0} : PanelBlock{p.panels, 0};
+        for (int64_t panel = 0; panel < p.panels; panel += kTileVecs) {
+            const int64_t next = panel + kTileVecs;
+            tile({panel, k0}, next < p.panels ? PanelBlock{next, k0} : turn);
         }
     }
 }

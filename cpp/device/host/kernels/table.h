@@ -78,6 +78,7 @@ struct LinearOutput {
     const float* bias = nullptr;      // [n], or [2 * 16 * blocks] when gated; or null
     const float* residual = nullptr;  // [rows, n] contiguous, may be y; or null
     float* y = nullptr;               // [rows, n] contiguous
+    std::byte* rounded = nullptr;     // or rows of bf16, bf16_row_bytes(n) apart (Bf16Kernels::output)
     int64_t n = 0;
     Activation activation = Activation::kNone;
     float alpha = 1.0f;
@@ -215,6 +216,9 @@ struct AttentionArgs {
     int64_t q_stride = 0;
     float* out = nullptr;  // the sequence's first row; [T, q_heads * v_head_dim]
     int64_t out_stride = 0;
+    // Instead of out, where attention rounds to bf16: rows of bf16, bf16_row_bytes apart.
+    std::byte* rounded_out = nullptr;
+    int64_t rounded_stride = 0;
     const std::byte* cache = nullptr;  // the layer's first block
     size_t block_bytes = 0;            // between blocks of the layer
     size_t v_offset = 0;               // values behind a block's keys
@@ -281,6 +285,9 @@ struct Bf16Kernels {
     // Sums as those of IntegerKernels::product.
     void (*product)(const Bf16Args&, int64_t row_begin, int64_t row_end, int64_t block_begin,
                     int64_t block_end, float* acc, const WeightsAhead&) = nullptr;
+    // KernelTable::linear_output, into LinearOutput::rounded.
+    void (*output)(const LinearOutput&, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                   int64_t block_end, float* acc) = nullptr;
 };
 
 // An odd number of cache lines: a tile's rows, that far apart, never meet in one set.
@@ -320,7 +327,7 @@ struct KernelTable {
     void (*round_row)(const Rounding&, const float* x, std::byte* row);
     // Rows [row_begin, row_end) and blocks [block_begin, block_end); scratch of kLinearScratchFloats.
     void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin,
-                   int64_t block_end, float* scratch);
+                   int64_t block_end, float* scratch, const WeightsAhead&);
     void (*rms_norm)(const NormArgs&);  // one row
     void (*layer_norm)(const NormArgs&);
     // One row of heads; cos and sin are the position's. x may be y. scratch: rotary_dim floats.

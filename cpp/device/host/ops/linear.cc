@@ -14,6 +14,9 @@ public:
     explicit Linear(StepChecker& step) : kernels_(step.kernels()) {
         const bool gated = step.step().kernel == "gated_linear";
         const bool has_bias = step.flag("has_bias");
+        const std::string x_format = step.text_or("x_format", "auto");
+        if (x_format != "auto" && x_format != "float")
+            step.fail("unknown x_format '" + x_format + "': expected auto or float");
         const bool has_residual = !gated && step.flag("has_residual");
         step.expect(has_residual ? 2 : 1, has_bias ? 2 : 1, 1);
         x_ = step.input(0);
@@ -33,6 +36,7 @@ public:
                       ", " + std::to_string(w.weight->shape[1]) + "], expected [" + std::to_string(expected) +
                       ", " + std::to_string(args_.k) + "]");
         }
+        bf16_ = bf16 && kernels_.bf16.product != nullptr && x_format == "auto";
         args_.weight = w.data;
         args_.bf16 = bf16;
         args_.gated = gated;
@@ -48,9 +52,9 @@ public:
             step.finish();
         }
         lora_.emplace(step, x_, y_);
-        rounds_ = bf16 && kernels_.bf16.product != nullptr;
+        rounds_output_ = bf16_ && !has_residual && step.round_output(0);
         const Limits& limits = step.program().limits;
-        if (rounds_) {
+        if (bf16_ && !x_.rounded) {
             rounded_ = RoundedRows(bf16_row_bytes(args_.k),
                                    x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows));
         }
@@ -61,7 +65,7 @@ public:
     }
     [[nodiscard]] size_t workspace_floats(int) const override { return rounded_.workspace_floats(); }
     [[nodiscard]] int phases(const StepContext& context, int) const override {
-        const int product = rounds_ ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+        const int product = bf16_ && !x_.rounded ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
         return product + (lora_->active(context) ? 1 : 0);
     }
 
@@ -73,19 +77,24 @@ public:
         LinearArgs args = args_;
         args.x = context.f32(x_);
         args.x_stride = x_.row_stride;
-        args.y = context.f32(y_);
+        if (rounds_output_) {
+            args.rounded = context.rounded(y_);
+        } else {
+            args.y = context.f32(y_);
+        }
         if (has_residual_) args.residual = context.f32(residual_);
         LoraRows lora;
         if (adapted) {
             lora = lora_->rows(context);
             args.lora = &lora;
         }
-        if (rounds_) return run_bf16(context, lane, phase, args, rows);
+        if (bf16_) return run_bf16(context, lane, phase, args, rows);
 
         for_linear_tiles(context, lane, {.rows = rows, .blocks = blocks_},
                          [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
-                             const WeightsAhead&) {
-                             kernels_.linear(args, row_begin, row_end, block_begin, block_end, lane.scratch);
+                             const WeightsAhead& ahead) {
+                             kernels_.linear(args, row_begin, row_end, block_begin, block_end, lane.scratch,
+                                             ahead);
                          });
     }
 
@@ -95,23 +104,26 @@ private:
                   int64_t rows) const {
         float* sums = lane.scratch;
         Bf16Args product{.weight = args.weight, .k = args.k, .gated = args.gated};
-        product.x_stride = rounded_.row_bytes();
-        product.x = rounded_.take(context, lane, rows, phase, sums + kLinearSumFloats,
-                                  [&](int64_t row, std::byte* to) {
-                                      kernels_.bf16.round_row(args.x + row * args.x_stride, args.k, to);
-                                  });
+        product.x_stride = bf16_row_bytes(args.k);
+        product.x = x_.rounded
+                        ? context.rounded(x_)
+                        : rounded_.take(context, lane, rows, phase, sums + kLinearSumFloats,
+                                        [&](int64_t row, std::byte* to) {
+                                            kernels_.bf16.round_row(args.x + row * args.x_stride, args.k, to);
+                                        });
         if (product.x == nullptr) return;
         const LinearShape shape{.rows = rows,
                                 .blocks = blocks_,
                                 .panels_per_block = args.gated ? 2 : 1,
                                 .height = kernels_.bf16.height,
-                                .row_bytes = rounded_.row_bytes()};
+                                .row_bytes = product.x_stride};
+        const auto output = rounds_output_ ? kernels_.bf16.output : kernels_.linear_output;
         for_linear_tiles(context, lane, shape,
                          [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
                              const WeightsAhead& ahead) {
                              kernels_.bf16.product(product, row_begin, row_end, block_begin, block_end, sums,
                                                    ahead);
-                             kernels_.linear_output(args, row_begin, row_end, block_begin, block_end, sums);
+                             output(args, row_begin, row_end, block_begin, block_end, sums);
                          });
     }
 
@@ -120,7 +132,8 @@ private:
     LinearArgs args_;
     std::optional<LoraInput> lora_;
     RoundedRows rounded_;
-    bool rounds_ = false;  // whether x becomes bf16 first
+    bool bf16_ = false;           // whether both operands are multiplied as bf16
+    bool rounds_output_ = false;  // whether y is rows of bf16
     int64_t blocks_ = 0;
     bool has_residual_ = false;
 };

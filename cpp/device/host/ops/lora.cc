@@ -38,7 +38,7 @@ void LoraInput::shrink(const StepContext& context, const Lane& lane) const {
         args.weight = reinterpret_cast<const std::byte*>(adapter.a);
         for (int64_t panel = 0; panel < adapter.a_panels; ++panel) {
             if (unit++ != mine) continue;
-            kernels_.linear(args, begin, end, panel, panel + 1, lane.scratch);
+            kernels_.linear(args, begin, end, panel, panel + 1, lane.scratch, WeightsAhead{});
             mine = context.next();
         }
     }

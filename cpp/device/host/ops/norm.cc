@@ -36,6 +36,11 @@ public:
         } else {
             step.finish();
         }
+        rounds_ = step.round_output(0);
+    }
+
+    [[nodiscard]] size_t scratch_floats() const override {
+        return rounds_ ? static_cast<size_t>(args_.columns) : 0;
     }
 
     void run(const StepContext& context, const Lane& lane, int) const override {
@@ -43,12 +48,16 @@ public:
         NormArgs args = args_;
         for (int64_t row = begin; row < end; ++row) {
             args.x = context.f32(x_) + row * x_.row_stride;
-            args.y = context.f32(y_) + row * args.columns;
+            args.y = rounds_ ? lane.scratch : context.f32(y_) + row * args.columns;
             if (add_) {
                 args.residual = context.f32(residual_) + row * args.columns;
                 args.sum = context.f32(sum_) + row * args.columns;
             }
             layer_ ? kernels_.layer_norm(args) : kernels_.rms_norm(args);
+            if (rounds_) {
+                kernels_.bf16.round_row(args.y, args.columns,
+                                        context.rounded(y_) + row * bf16_row_bytes(args.columns));
+            }
         }
     }
 
@@ -57,6 +66,7 @@ private:
     Operand x_, residual_, y_, sum_;
     NormArgs args_;
     bool add_ = false, layer_ = false;
+    bool rounds_ = false;  // whether y is rows of bf16
 };
 
 }  // namespace

@@ -43,6 +43,7 @@ public:
         step.check(q_, DType::kF32, {Dim{Dim::kTokens}, Dim{q_heads_ * head_dim}}, true);
         step.check(out_, DType::kF32, {Dim{Dim::kTokens}, Dim{q_heads_ * v_head_dim}});
         step.finish();
+        rounds_ = bf16 && v_head_dim % 32 == 0 && step.round_output(0);
         partial_floats_ = attention_partial_floats(v_head_dim);
         max_segments_ = (step.program().limits.max_seq_len + kSegmentKeys - 1) / kSegmentKeys;
     }
@@ -124,7 +125,12 @@ private:
         a.q = context.f32(q_) + s.first_row * q_.row_stride;
         a.q_stride = q_.row_stride;
         a.out_stride = q_heads_ * a.v_head_dim;
-        a.out = context.f32(out_) + s.first_row * a.out_stride;
+        if (rounds_) {
+            a.rounded_stride = bf16_row_bytes(a.out_stride);
+            a.rounded_out = context.rounded(out_) + s.first_row * a.rounded_stride;
+        } else {
+            a.out = context.f32(out_) + s.first_row * a.out_stride;
+        }
         a.cache = context.kv->data(layer_);
         a.block_bytes = layer.block_bytes;
         a.v_offset = layer.v_offset;
@@ -194,6 +200,7 @@ private:
     size_t layer_ = 0;
     int64_t q_heads_ = 0, kv_heads_ = 0, partial_floats_ = 0, max_segments_ = 0;
     AttentionArgs args_;
+    bool rounds_ = false;  // whether the output is rows of bf16
     Operand q_, out_;
 };
 
