@@ -183,6 +183,45 @@ def test_a_row_of_a_request_that_turns_out_to_have_ended_leaves_no_trace(engine:
     assert all(step["queued_s"] == 0 for step in seen["steps"] if not step["ahead"])
 
 
+def speculated(path: Path) -> dict[str, Any]:
+    """A plain run, one with guesses from the text, and one with guesses of the engine's CPU program."""
+    gpu, plain = start(path)
+    guessing: dict[str, dict[str, Any]] = {
+        "text": {"speculative_decoding": "ngram"},
+        "draft": {"speculative_decoding": "draft", "draft_engine": path},
+    }
+    cores = {"plain": plain}
+    for name, options in guessing.items():
+        options |= {"device": "cuda", "kv_cache_blocks": 9}
+        cores[name] = load_core(open_engine(path), RuntimeOptions(**options)).core
+    seen: dict[str, Any] = {}
+    for name, core in cores.items():
+        # A text that repeats itself, and one beside it that does not.
+        ids = [
+            core.submit(prompt(tokens), params(max_tokens=14)) for tokens in ([9, 8, 7, 6] * 5, PROMPTS[0])
+        ]
+        outcomes = finish(core, ids, seconds=300)
+        stats = core.stats()
+        core.shutdown()
+        seen[name] = {
+            "tokens": [outcomes[i].token_ids for i in ids],
+            "errors": [outcomes[i].error for i in ids],
+            **{key: stats[key] for key in ("draft_tokens", "accepted_tokens", "steps")},
+        }
+    return seen | {"faults": gpu.driver.faults()}
+
+
+def test_guesses_are_checked_in_one_step_and_change_no_answer(engine: Path) -> None:
+    seen = in_process(speculated, engine, timeout=500)
+    assert seen["faults"] == []
+    plain = seen["plain"]
+    for name in ("text", "draft"):
+        assert seen[name]["errors"] == ["", ""]
+        assert seen[name]["tokens"] == plain["tokens"]
+        assert seen[name]["draft_tokens"] >= seen[name]["accepted_tokens"] > 0
+        assert seen[name]["steps"] < plain["steps"]
+
+
 def verified(path: Path, device: str) -> dict[str, Any]:
     gpu = VirtualGpu(path, 90) if device == "cuda" else None
     report = verify(open_engine(path), options=RuntimeOptions(device=device))
