@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from pydantic import StrictBool, StrictStr
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from .body import parse, validated
 from .conversation import encode
@@ -16,6 +19,8 @@ from .service import Service
 from .text_logprobs import token_name
 from .tools import tool_use
 
+#: Items of an answer that are rendered at once, in about a millisecond.
+_SLICE = 8192
 _OF_CHAT = (
     *("model", "messages", "tools", "add_generation_prompt", "continue_final_message"),
     *("chat_template_kwargs", "documents", "reasoning_effort"),
@@ -61,7 +66,26 @@ async def tokenize(service: Service, request: Request) -> Response:
     if body.return_token_strs:
         tokenizer = service.engine.session.tokenizer
         answer["token_strs"] = await service.off_loop(lambda: [token_name(tokenizer, t) for t in ids])
-    return JSONResponse(answer)
+    if len(ids) <= _SLICE:
+        return JSONResponse(answer)
+    return StreamingResponse(_in_slices(answer), media_type="application/json")
+
+
+async def _in_slices(answer: Mapping[str, Any]) -> AsyncIterator[str]:
+    """The JSON of ``answer``, its lists a slice at a time: while one is rendered, no stream goes on."""
+    before = "{"
+    for name, value in answer.items():
+        yield f"{before}{json.dumps(name)}:"
+        before = ","
+        if not isinstance(value, list):
+            yield json.dumps(value)
+            continue
+        for start in range(0, len(value), _SLICE):
+            part = json.dumps(value[start : start + _SLICE], ensure_ascii=False, separators=(",", ":"))
+            yield ("," if start else "[") + part[1:-1]
+            await asyncio.sleep(0)
+        yield "]" if value else "[]"
+    yield "}"
 
 
 async def detokenize(service: Service, request: Request) -> Response:

@@ -24,6 +24,17 @@ def test_a_text_becomes_its_tokens_and_back(server, folder):
     assert post(server, "/detokenize", tokens=[]).json() == {"prompt": ""}
 
 
+@pytest.mark.parametrize("strings", [True, False])
+@pytest.mark.parametrize("words", [0, 7, 40, 1000])
+def test_long_answers_are_rendered_in_slices_and_are_the_same(server, monkeypatch, words, strings):
+    body = {"prompt": "日本 naïve " * words, "return_token_strs": strings, "add_special_tokens": False}
+    whole = post(server, "/tokenize", **body)
+    monkeypatch.setattr("castiron.runtime.server.tokenization._SLICE", 7)
+    sliced = post(server, "/tokenize", **body)
+    assert sliced.headers["content-type"] == whole.headers["content-type"] == "application/json"
+    assert sliced.content == whole.content
+
+
 def test_messages_have_the_tokens_of_the_chat_that_they_begin(server):
     counted = post(server, "/tokenize", messages=USER).json()
     core = server[1].engine.session.core
