@@ -9,9 +9,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from castiron.errors import EngineError
@@ -19,12 +18,13 @@ from castiron.errors import EngineError
 from .check import check_program
 from .container import Container
 from .files import read_bounded, regular_size, sha256_file
-from .golden import MAX_BYTES as MAX_GOLDEN_BYTES
-from .golden import GoldenSequence, read_golden, unpack_arrays
 from .layout import COPIED, MANIFEST, PROGRAM_FILE, WEIGHTS_FILE
 from .manifest import Manifest, check_format, rebuild_command
 from .program import Program
 from .weights_file import TensorEntry, read_header
+
+if TYPE_CHECKING:
+    from .golden import GoldenSequence
 
 _MAX_MANIFEST = 16 << 20
 _MAX_PROGRAM = 256 << 20
@@ -129,8 +129,11 @@ class Engine:
         """Read the golden outputs; None for an engine built without."""
         if "golden.safetensors" not in self._container.names:
             return None
-        data = self._container.read("golden.safetensors", MAX_GOLDEN_BYTES)
-        arrays: dict[str, np.ndarray[Any, Any]] = unpack_arrays(data, "golden.safetensors")
+        # numpy takes a tenth of a second, and who runs an engine reads none of this
+        from .golden import MAX_BYTES, read_golden, unpack_arrays
+
+        data = self._container.read("golden.safetensors", MAX_BYTES)
+        arrays = unpack_arrays(data, "golden.safetensors")
         return read_golden(arrays, self.manifest.special_tokens.vocab_size)
 
     def graph(self) -> bytes | None:

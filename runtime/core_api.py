@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from array import array
+
     import numpy as np
     import numpy.typing as npt
 
@@ -58,7 +60,7 @@ class Core(Protocol):
 
     def submit(
         self,
-        prompt: npt.NDArray[np.int32],
+        prompt: array[int] | npt.NDArray[np.int32],
         params: Any,
         priority: int = 0,
         cache_salt: bytes = b"",
@@ -67,6 +69,7 @@ class Core(Protocol):
         """Queue a request; raises ValueError with a message for the user.
 
         Args:
+            prompt: int32 [tokens].
             priority: smaller numbers are served first.
             cache_salt: 16 bytes, a digest of who may share cached prefixes; empty = everybody without one.
             adapter: of ``add_adapter``; 0 = none. Cached prefixes are shared under one adapter alone.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import Any
-
-import numpy as np
 
 from castiron.errors import RequestError
 
@@ -101,6 +100,6 @@ def prompt_rows(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[li
             f"input_ids is of type {type(input_ids).__name__}; expected a list of token ids, or a list of "
             "such lists"
         )
-    flat = bool(input_ids) and all(isinstance(t, (int, np.integer)) for t in input_ids)
+    flat = bool(input_ids) and all(isinstance(t, Integral) for t in input_ids)
     rows = [input_ids] if flat or not input_ids else list(input_ids)
     return rows, [None] * len(rows)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 #: Takes the tokens so far, the prompt's first, and the logits of the next one, float32 [vocab]; returns
 #: logits of that shape, which may be the same array changed. -inf forbids a token.
-LogitsProcessor = Callable[[list[int], npt.NDArray[np.float32]], Any]
+LogitsProcessor = Callable[[list[int], "npt.NDArray[np.float32]"], Any]
 
 #: How long ``close`` waits for a function that is in somebody else's code.
 _JOIN_SECONDS = 1.0
@@ -89,6 +90,8 @@ def _text(error: BaseException) -> str:
 def _changed(
     processors: Sequence[LogitsProcessor], tokens: list[int], logits: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
+    import numpy as np  # a tenth of a second of every start, where nobody has processors
+
     shape = logits.shape
     for process in processors:
         logits = np.asarray(process(list(tokens), logits))

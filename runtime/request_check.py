@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from .request_errors import ContextLengthError, ParameterError
 from .sampling_params import SamplingParams
@@ -60,28 +59,36 @@ def check_prompt(prompt: Any, vocab_size: int) -> list[int]:
     """A prompt as a flat list of ids of the vocabulary, at least one; ParameterError for anything else."""
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
-    try:
-        array = np.asarray(prompt)
-    except ValueError:
-        array = np.asarray(None)
-    if array.dtype.kind == "O" and array.ndim == 1 and all(type(t) is int for t in array):
-        # Some are beyond 64 bits: of the vocabulary they are not, and the text below says which.
-        array = np.clip(array, -1, vocab_size).astype(np.int64)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+    ids = _integers(prompt)
+    if not ids:
         shown = repr(prompt)
         raise ParameterError(
             f"a prompt is {shown if len(shown) < 80 else shown[:77] + '...'}; expected a list of at least "
             "one token id",
             param="prompt",
         )
-    if int(array.min()) < 0 or int(array.max()) >= vocab_size:
-        wrong = next(t for t in prompt if not 0 <= t < vocab_size)
-        shown = wrong if -(2**63) <= wrong < 2**63 else "of more than 64 bits"
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        wrong = next(t for t in ids if not 0 <= t < vocab_size)
+        shown = str(wrong) if -(2**63) <= wrong < 2**63 else "of more than 64 bits"
         raise ParameterError(
             f"a prompt holds the token id {shown}; expected ids from 0 to {vocab_size - 1}", param="prompt"
         )
-    ids: list[int] = array.tolist()
     return ids
+
+
+def _integers(prompt: Any) -> list[int] | None:
+    """The items of a sequence of integers, numpy's included; None for anything else."""
+    if not isinstance(prompt, (list, tuple, range)):
+        return None
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return list(prompt)
+    if bool in kinds:
+        return None
+    try:
+        return [operator.index(item) for item in prompt]
+    except TypeError:
+        return None
 
 
 def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -7,11 +7,10 @@ import hashlib
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from castiron.errors import EngineError, RequestError
 
@@ -26,8 +25,6 @@ from .request_errors import ParameterError, QueueFullError
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from .grammar import Grammars, Matcher
     from .lora import Adapters, AdapterUse
     from .tokenizer import Tokenizer
@@ -159,7 +156,7 @@ class Session:
         make = None if self.info.tokenizer_dir is None else lambda: self._detokenizer(ids, params)
         request = Request(ids, params, self._eos, make, sink)
         core = core_params(params, self._types.make_params, self.info, self.need_tokenizer)
-        prompt = np.asarray(ids, dtype=np.int32)
+        prompt = array("i", ids)
         salt = b"" if params.cache_salt is None else _digest(params.cache_salt)
         matcher = self._matcher(params)
         if matcher is not None:
@@ -190,7 +187,7 @@ class Session:
 
     def _submit(
         self,
-        prompt: npt.NDArray[np.int32],
+        prompt: array[int],
         core: Any,
         params: SamplingParams,
         salt: bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,13 +152,14 @@ class FakeCore:
 
     def submit(
         self,
-        prompt: np.ndarray,
+        prompt: array[int],
         params: FakeParams,
         priority: int = 0,
         cache_salt: bytes = b"",
         adapter: int = 0,
     ) -> int:
-        assert (prompt.dtype, prompt.ndim, prompt.flags.c_contiguous) == (np.int32, 1, True)
+        view = memoryview(prompt)
+        assert (view.format, view.ndim, view.c_contiguous) == ("i", 1, True)
         if self.closed:
             raise FakeDeadError("the engine thread has ended")
         if prompt[0] == 299:
