@@ -272,7 +272,8 @@ def test_running_an_engine_imports_nothing_that_it_does_not_need(engine):
         "import sys; from castiron import ModelRunner\n"
         "with ModelRunner.from_dir(sys.argv[1]) as r: r.generate([5, 9], max_new_tokens=1)\n"
         "print(*[m for m in ('torch', 'numpy', 'onnx', 'fastapi', 'uvicorn', 'jinja2', 'rich', 'click',\n"
-        "    'asyncio', 'castiron.graph', 'castiron.build', 'transformers', 'prometheus_client') if m in sys.modules])"
+        "    'asyncio', 'castiron.graph', 'castiron.build', 'transformers', 'prometheus_client')\n"
+        "    if m in sys.modules])"
     )
     command = [sys.executable, "-c", program, str(engine)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
