@@ -18,7 +18,7 @@ _READ_AS_HALF: dict[str, tuple[int, ...]] = {
     "castiron.PagedAttention": (0,),
 }
 #: Ops that hand numbers on: input 0 is read as half where all outputs are stored as half.
-_PASSES_ON = frozenset(("castiron.PagedRope", "Reshape", "Identity"))
+_PASSES_ON = frozenset(("castiron.GatherRows", "castiron.PagedRope", "Reshape", "Identity"))
 #: Ops whose outputs are column views: base and views share one dtype.
 _VIEWS = frozenset(("Split", "Slice"))
 

@@ -83,3 +83,16 @@ def test_ops_that_hand_numbers_on_are_half_readers_where_their_results_are_half(
 def test_tactics_see_the_storage_dtype() -> None:
     stored = with_storage(op("castiron.RMSNorm", "x W", "n"), {"n"}, "bf16")
     assert [o.dtype for o in (*stored.inputs, *stored.outputs) if o] == ["f32", "f32", "bf16"]
+
+
+def test_rows_that_want_logits_are_picked_from_half_storage() -> None:
+    """The last attention is that of the other layers; the residual stream, gathered too, stays whole."""
+    ops = [
+        op("castiron.PagedAttention", "rotated", "attended"),
+        op("castiron.GatherRows", "attended logit_rows", "picked"),
+        op("castiron.GatherRows", "x logit_rows", "residual"),
+        op("castiron.Linear", "picked O B residual", "y"),
+        op("castiron.AddRMSNorm", "y residual W", "n sum"),
+        op("castiron.Linear", "n H", "logits"),
+    ]
+    assert half_values(ops, ["logits"]) == {"rotated", "attended", "picked", "n"}
