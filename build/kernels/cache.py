@@ -13,7 +13,7 @@ from pathlib import Path
 from .job import PTX_VERSION, Compiled, CudaJob, TritonJob
 
 #: Raised when what an entry holds, or what the workers make of a job, changes.
-_FORMAT = 5
+_FORMAT = 6
 _DIGEST_BYTES = 32
 
 

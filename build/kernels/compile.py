@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -104,14 +105,17 @@ def _compile_tasks(
             found[task.key] = known
         else:
             missing.setdefault(task.key, task)
-    advance(len(tasks) - len(missing))
+    # sm_80 and compute_80 may want one and the same.
+    wanted = Counter(task.key for task in tasks if task.key in missing)
+    from_cache = len(tasks) - wanted.total()
+    advance(from_cache)
     todo = list(missing.values())
 
     fresh: list[tuple[_Task, Compiled]] = []
 
     def done(index: int, compiled: Compiled) -> None:
         fresh.append((todo[index], compiled))
-        advance(1)
+        advance(wanted[todo[index].key])
 
     try:
         compile_all([(task.job, task.label) for task in todo], done)
@@ -121,7 +125,7 @@ def _compile_tasks(
             found[task.key] = compiled
     for task in tasks:
         _check(task, found[task.key])
-    return found, len(tasks) - len(missing)
+    return found, from_cache
 
 
 def _inspected(fresh: Sequence[tuple[_Task, Compiled]]) -> Iterator[tuple[_Task, Compiled]]:
@@ -191,7 +195,7 @@ def _task(target: Target, number: int, request: KernelRequest, compilers: str) -
 
 def _job(kernel: TritonKernel | CudaKernel, target: Target) -> tuple[TritonJob | CudaJob, str]:
     """The job and what identifies its source."""
-    capability, ptx_only = target.compute_capability, target.ptx_only
+    capability = target.compute_capability
     if isinstance(kernel, CudaKernel):
         job = CudaJob(
             kernel.source,
@@ -201,7 +205,7 @@ def _job(kernel: TritonKernel | CudaKernel, target: Target) -> tuple[TritonJob |
             kernel.shared_bytes,
             kernel.origin,
             capability,
-            ptx_only,
+            target.ptx_only,
         )
         return job, ""
     function = kernel.function
@@ -216,7 +220,6 @@ def _job(kernel: TritonKernel | CudaKernel, target: Target) -> tuple[TritonJob |
             num_warps=kernel.num_warps,
             num_stages=kernel.num_stages,
             compute_capability=capability,
-            ptx_only=ptx_only,
         ),
         str(function.cache_key),
     )

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+#: The PTX ISA of CUDA 12.0, whose drivers are the oldest that castiron supports.
+PTX_VERSION: Final = 80
+#: The architecture whose PTX goes along for all later ones. Triton kernels for it are compiled at
+#: PTX_VERSION, beyond which it needs nothing: one compilation gives its machine code and that PTX.
+PTX_CAPABILITY: Final = 80
+#: Architectures for which Triton makes the PTX of another one, unless a kernel has 8-bit floats.
+#: (86 does not have 80's: Triton keeps one of LLVM's passes from 80, and half of the kernels show it.)
+PTX_OF: Final[Mapping[int, int]] = {89: 86}
 
 
 @dataclass(frozen=True)
@@ -17,7 +27,6 @@ class TritonJob:
         constants: (parameter, value) of the ``tl.constexpr`` ones.
         aligned: parameters that are multiples of 16.
         compute_capability: ten times major plus minor.
-        ptx_only: PTX of an ISA that old drivers take is wanted; machine code serves inspection alone.
     """
 
     module: str
@@ -29,12 +38,20 @@ class TritonJob:
     num_warps: int
     num_stages: int
     compute_capability: int
-    ptx_only: bool
+
+    @property
+    def relatives(self) -> str:
+        """Equal for jobs that share most of their work: one worker should do them one after the other."""
+        shared = PTX_OF.get(self.compute_capability, self.compute_capability)
+        return repr(replace(self, compute_capability=shared))
 
 
 @dataclass(frozen=True)
 class CudaJob:
-    """A kernel in CUDA C++ for one architecture; see ``plugins.launch.CudaKernel``."""
+    """A kernel in CUDA C++ for one architecture; see ``plugins.launch.CudaKernel``.
+
+    ``ptx_only``: PTX of an ISA that old drivers take is wanted; machine code serves inspection alone.
+    """
 
     source: str
     function: str
@@ -45,6 +62,11 @@ class CudaJob:
     compute_capability: int
     ptx_only: bool
 
+    @property
+    def relatives(self) -> str:
+        """See ``TritonJob.relatives``; NVRTC starts anew for each architecture."""
+        return repr(self)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -52,8 +74,8 @@ class Compiled:
 
     Attributes:
         function: entry point.
-        cubin: machine code (for a ``ptx_only`` job: of the architecture that the PTX names).
-        ptx: the text, of ``ptx_only`` jobs alone.
+        cubin: machine code.
+        ptx: the text at ``PTX_VERSION``; of Triton jobs for ``PTX_CAPABILITY`` and ``ptx_only`` ones alone.
         shared_bytes: dynamic shared memory.
         hidden_pointers: parameters behind the declared ones, all pointers, which get null.
         scratch_bytes: for each block, to which hidden pointer 0 points then (tensor descriptors).
@@ -75,7 +97,3 @@ class Compiled:
 
 class CompileError(Exception):
     """A kernel does not compile; the text is the compiler's."""
-
-
-#: The PTX ISA of CUDA 12.0, whose drivers are the oldest that castiron supports.
-PTX_VERSION = 80

@@ -70,26 +70,33 @@ class Worker:
 def compile_all(
     jobs: Sequence[tuple[TritonJob | CudaJob, str]], done: Callable[[int, Compiled], None]
 ) -> None:
-    """Compile (job, label) pairs side by side; ``done`` gets index and result, in this thread.
+    """Compile (job, label) pairs side by side, relatives in a row.
 
-    Raises BuildError for the first kernel that fails; those that wait are given up.
+    ``done`` gets index and result, in this thread. Raises BuildError for the first kernel that fails; those
+    that wait are given up.
     """
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index in range(len(jobs)):
-        waiting.put(index)
+    families: dict[str, list[int]] = {}
+    for index, (job, _) in enumerate(jobs):
+        families.setdefault(job.relatives, []).append(index)
+    waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    # The last first: what takes longest, attention and sampling, comes late in a program, and a long job that
+    # starts when all others are done has the machine to itself.
+    for family in reversed(families.values()):
+        waiting.put(family)
     answers: queue.SimpleQueue[tuple[int, Compiled] | BaseException | None] = queue.SimpleQueue()
 
     def serve() -> None:
         try:
             with Worker() as worker:
-                while (index := _next(waiting)) is not None:
-                    answers.put((index, worker.compile(*jobs[index])))
+                while (family := _next(waiting)) is not None:
+                    for index in family:
+                        answers.put((index, worker.compile(*jobs[index])))
         except BaseException as error:
             answers.put(error)
         else:
             answers.put(None)
 
-    running = min(len(jobs), cpus())
+    running = min(len(families), cpus())
     failure: BaseException | None = None
     with ThreadPoolExecutor(max(1, running), "castiron-compile") as threads:
         for _ in range(running):
@@ -110,14 +117,14 @@ def compile_all(
         raise failure
 
 
-def _next(waiting: queue.SimpleQueue[int]) -> int | None:
+def _next(waiting: queue.SimpleQueue[list[int]]) -> list[int] | None:
     try:
         return waiting.get_nowait()
     except queue.Empty:
         return None
 
 
-def _drain(waiting: queue.SimpleQueue[int]) -> None:
+def _drain(waiting: queue.SimpleQueue[list[int]]) -> None:
     while _next(waiting) is not None:
         pass
 

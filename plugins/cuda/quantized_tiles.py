@@ -40,7 +40,7 @@ def quantized_classes(
     target: Target, product: Product, form: QuantizedForm, max_rows: int
 ) -> tuple[RowClass, ...]:
     """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``."""
-    return row_classes(target, product, max_rows, candidates(target, product, form))
+    return row_classes(target, product, max_rows, tuple(candidates(target, product, form)))
 
 
 def scaled_classes(product: Product, max_rows: int) -> tuple[RowClass, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..targets import Target
 
@@ -105,8 +106,9 @@ def stream_tile(target: Target, product: Product) -> StreamTile:
     return StreamTile(block_n, block_k, warps, stages)
 
 
+@lru_cache(1024)  # a layer asks several times, and all layers ask the same
 def row_classes(
-    target: Target, product: Product, max_rows: int, tiles: Sequence[Tile] = ()
+    target: Target, product: Product, max_rows: int, tiles: tuple[Tile, ...] = ()
 ) -> tuple[RowClass, ...]:
     """The tiles of every row count from STREAM_ROWS + 1 to ``max_rows``, of ``tiles`` or of all there are.
 

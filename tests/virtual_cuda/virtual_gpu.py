@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from castiron.build.kernels import compile as kernels
-from castiron.build.kernels.job import Compiled, CudaJob, TritonJob
+from castiron.build.kernels.job import PTX_CAPABILITY, Compiled, CudaJob, TritonJob
 from castiron.engines import open_engine
 from synthetic_cubin import synthetic_cubin, synthetic_ptx
 from virtual_driver import VirtualDriver
@@ -64,11 +64,14 @@ def _compiled(job: TritonJob | CudaJob, label: str) -> Compiled:
     sizes = [_SIZES.get(kind, 8) for _, kind in job.types] + [8, 8]
     threads = 32 * job.num_warps
     tag = repr((job, label))
+    ptx = b""
+    if job.compute_capability == PTX_CAPABILITY:
+        ptx = synthetic_ptx(function, sizes, job.compute_capability, threads, tag)
     resources = {"static_shared_bytes": 0, "spills": 0, "registers": 32, "matrix_instructions": 1}
     return Compiled(
         function=function,
         cubin=synthetic_cubin(function, sizes, job.compute_capability, threads, tag),
-        ptx=synthetic_ptx(function, sizes, job.compute_capability, threads, tag) if job.ptx_only else b"",
+        ptx=ptx,
         threads=threads,
         shared_bytes=0,
         hidden_pointers=2,

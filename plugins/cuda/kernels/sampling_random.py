@@ -96,41 +96,36 @@ def _load_chunk(data, chunk, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _from_bits(bits, tile, data, SHAPE: tl.constexpr):
-    """Count and mass, by chunk, of the tokens whose weights have at least these bits (more than 0)."""
+def _split(bits, tile, data, SHAPE: tl.constexpr):
+    """By chunk: how many tokens' weights have exactly these bits; the count and the mass of those of more."""
     CHUNKS: tl.constexpr = SHAPE[2]
     PADDED_CHUNKS: tl.constexpr = SHAPE[3]
     if SHAPE[5]:
         index = tl.arange(0, PADDED_CHUNKS)
+        equal = tl.zeros([PADDED_CHUNKS], tl.int32)
         counts = tl.zeros([PADDED_CHUNKS], tl.int32)
         masses = tl.zeros([PADDED_CHUNKS], tl.float32)
         for chunk in range(CHUNKS):
             weight, _ = _load_chunk(data, chunk, SHAPE)
-            inside = weight.to(tl.int32, bitcast=True) >= bits
-            counts = tl.where(index == chunk, tl.sum(inside.to(tl.int32), 0), counts)
-            masses = tl.where(index == chunk, tl.sum(tl.where(inside, weight, 0.0), 0), masses)
+            found = weight.to(tl.int32, bitcast=True)
+            equal = tl.where(index == chunk, tl.sum((found == bits).to(tl.int32), 0), equal)
+            counts = tl.where(index == chunk, tl.sum((found > bits).to(tl.int32), 0), counts)
+            masses = tl.where(index == chunk, tl.sum(tl.where(found > bits, weight, 0.0), 0), masses)
     else:
-        inside = tile.to(tl.int32, bitcast=True) >= bits
-        counts = tl.sum(inside.to(tl.int32), 1)
-        masses = tl.sum(tl.where(inside, tile, 0.0), 1)
-    return counts, masses
-
-
-@triton.jit
-def _at_bits(bits, tile, data, SHAPE: tl.constexpr):
-    """By chunk: how many tokens have exactly these bits; the count and the mass of those that have more."""
-    counts, _ = _from_bits(bits, tile, data, SHAPE)
-    counts_above, masses_above = _from_bits(bits + 1, tile, data, SHAPE)
-    return counts - counts_above, counts_above, masses_above
+        found = tile.to(tl.int32, bitcast=True)
+        equal = tl.sum((found == bits).to(tl.int32), 1)
+        counts = tl.sum((found > bits).to(tl.int32), 1)
+        masses = tl.sum(tl.where(found > bits, tile, 0.0), 1)
+    return equal, counts, masses
 
 
 @triton.jit
 def _bisect(low, wanted, tile, data, BY_COUNT: tl.constexpr, SHAPE: tl.constexpr):
-    """The largest bits from which on count or mass is at least ``wanted``; ``low`` if none above do."""
+    """The largest bits from which on count or mass is at least ``wanted``; ``low`` (> 0) if none above do."""
     high = low * 0 + _ONE
     while low < high:
         middle = low + (high - low + 1) // 2
-        counts, masses = _from_bits(middle, tile, data, SHAPE)
+        _, counts, masses = _split(middle - 1, tile, data, SHAPE)
         if BY_COUNT:
             reached = tl.sum(counts, 0) >= wanted
         else:
@@ -146,7 +141,7 @@ def _walk_by_weight(target, cut, ties, tile, data, SHAPE: tl.constexpr):
     PADDED_CHUNKS: tl.constexpr = SHAPE[3]
     chunk = tl.arange(0, PADDED_CHUNKS)
     bits = _bisect(tl.maximum(cut, 1), target, tile, data, False, SHAPE)
-    equal, _, above = _at_bits(bits, tile, data, SHAPE)
+    equal, _, above = _split(bits, tile, data, SHAPE)
     most = tl.where(bits == cut, ties, tl.sum(equal, 0))
     passed = (target - tl.sum(above, 0)) / bits.to(tl.float32, bitcast=True)
     nth = tl.minimum(tl.floor(passed).to(tl.int32) + 1, most)
@@ -252,13 +247,13 @@ def draw(
     total = tl.sum(chunk_masses, 0)
     if by_count:
         cut = _bisect(cut + 1, k, tile, data, True, SHAPE)
-        equal, likelier, above = _at_bits(cut, tile, data, SHAPE)
+        equal, likelier, above = _split(cut, tile, data, SHAPE)
         ties = tl.minimum(k - tl.sum(likelier, 0), tl.sum(equal, 0))
         total = tl.sum(above, 0) + ties.to(tl.float32) * cut.to(tl.float32, bitcast=True)
     # Top-p: the smallest set of at least that mass.
     if p < 1.0:
         lower = _bisect(tl.maximum(cut, 1), p * total, tile, data, False, SHAPE)
-        equal, _, above = _at_bits(lower, tile, data, SHAPE)
+        equal, _, above = _split(lower, tile, data, SHAPE)
         most = tl.where(by_count & (lower == cut), ties, tl.sum(equal, 0))
         missing = (p * total - tl.sum(above, 0)) / lower.to(tl.float32, bitcast=True)
         ties = tl.minimum(tl.maximum(tl.ceil(missing).to(tl.int32), 1), most)
@@ -271,7 +266,7 @@ def draw(
     # What is kept, by chunk; of equal weights at the cut those with the lowest ids.
     kept_ties = chunk * 0
     if cut > 0:
-        equal, _, above = _at_bits(cut, tile, data, SHAPE)
+        equal, _, above = _split(cut, tile, data, SHAPE)
         kept_ties = tl.minimum(tl.maximum(ties - tl.cumsum(equal, 0) + equal, 0), equal)
         chunk_masses = above + kept_ties.to(tl.float32) * cut.to(tl.float32, bitcast=True)
     target = tl.load(uniform + row) * tl.sum(chunk_masses, 0)

@@ -16,10 +16,13 @@ from castiron.build.kernels import compile as compiling
 from castiron.build.kernels import sass
 from castiron.build.kernels.cache import KernelCache
 from castiron.build.kernels.compile import compile_requests
-from castiron.build.kernels.job import Compiled
+from castiron.build.kernels.job import Compiled, TritonJob
+from castiron.build.kernels.pool import compile_all
+from castiron.build.kernels.triton_compiler import TritonCompiler
 from castiron.build.launches import KernelRequest
 from castiron.plugins.launch import CudaKernel, TritonKernel
 from castiron.plugins.targets import TARGETS
+from triton.backends.nvidia.compiler import CUDABackend
 
 from castiron.errors import BuildError
 
@@ -62,6 +65,39 @@ def test_a_triton_kernel_becomes_machine_code_of_its_target(cache: KernelCache) 
     assert found.hidden_pointers == 2
     assert found.resources["spills"] == 0
     assert found.resources["registers"] > 0
+
+
+def test_machine_code_of_sm_80_and_the_ptx_for_later_ones_are_one_compilation(
+    cache: KernelCache, no_compiler: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as compiler_back:
+        compiler_back.setattr(compiling, "compile_all", compile_all)
+        ahead = compiled(PRODUCT, "compute_80", cache)
+    assert b".target sm_80" in ahead.ptx
+    assert compiled(PRODUCT, "sm_80", cache) == ahead
+    assert no_compiler == []
+
+
+@pytest.mark.parametrize(("function", "lowered"), [(samples.product, 1), (samples.narrow, 2)])
+def test_sm_89_takes_the_ptx_of_sm_86_unless_a_kernel_has_8_bit_floats(
+    function: Any, lowered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes out is what sm_89 gets on its own."""
+    runs: list[int] = []
+    lower = CUDABackend.make_llir
+    monkeypatch.setattr(
+        CUDABackend, "make_llir", lambda self, *rest: runs.append(0) or lower(self, *rest), raising=True
+    )
+    kernel = TritonKernel(function, dict.fromkeys("abc", "*fp16"), {"SIZE": 64}, frozenset("abc"))
+    jobs = [compiling._job(kernel, TARGETS[name])[0] for name in ("sm_86", "sm_89")]
+    assert all(isinstance(job, TritonJob) for job in jobs)
+    assert jobs[0].relatives == jobs[1].relatives
+    compiler = TritonCompiler()
+    _, after = (compiler.compile(job) for job in jobs if isinstance(job, TritonJob))
+    assert len(runs) == lowered
+    alone = TritonCompiler().compile(jobs[1])  # type: ignore[arg-type]
+    assert sass.code_of(after.cubin, after.function) == sass.code_of(alone.cubin, alone.function)
+    assert after.resources == alone.resources
 
 
 def test_ptx_is_of_an_isa_that_old_drivers_take(cache: KernelCache) -> None:

@@ -60,7 +60,6 @@ def job(kernel: TritonKernel, target: Target) -> TritonJob:
         num_warps=kernel.num_warps,
         num_stages=kernel.num_stages,
         compute_capability=target.compute_capability,
-        ptx_only=target.ptx_only,
     )
 
 
