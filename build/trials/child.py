@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .emulate import EmulatedKernel
 from .guarded import GuardedBuffer
 from .job import Argument, CudaRun, NativeRun, Tensor, TrialAnswer, TrialJob, TritonRun
 
@@ -99,19 +101,22 @@ class _Runner:
         return array
 
     def cuda(self, run: CudaRun) -> str:
-        library = ctypes.CDLL(run.library)
-        cells = [self.cell(argument) for argument in run.arguments]
-        pointers = (ctypes.c_void_p * max(1, len(cells)))(*(ctypes.addressof(cell) for cell in cells))
-        three = ctypes.c_uint * 3
-        library.castiron_run_launch(three(*run.grid), three(run.threads, 1, 1), run.shared_bytes, pointers)
-        return ""
+        params = [self.raw(argument) for argument in run.arguments]
+        fault = EmulatedKernel(run.library).launch(run.grid, (run.threads, 1, 1), run.shared_bytes, params)
+        if fault is None:
+            return ""
+        found = {name: buffer.where(fault.address) for name, buffer in self.memory.items()}
+        place = next((f"{text} of {name}" for name, text in found.items() if text), "far from every operand")
+        return (
+            "the kernel read outside of its operands, or wrote where it must not: "
+            f"{place}, by thread {fault.thread} of block {fault.block}"
+        )
 
-    def cell(self, argument: Argument) -> Any:
+    def raw(self, argument: Argument) -> bytes:
         kind, number = argument[0], argument[1]
         if kind == "array":
-            return ctypes.c_void_p(self.memory[number].address + argument[2])  # type: ignore[misc]
-        makers: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
-        return makers[kind](number)
+            return struct.pack("<Q", self.memory[number].address + argument[2])  # type: ignore[misc]
+        return struct.pack({"i32": "<i", "i64": "<q", "f32": "<f"}[kind], number)
 
     def triton(self, run: TritonRun) -> str:
         from .triton_on_cpu import interpret_at

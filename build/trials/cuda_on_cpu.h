@@ -1,4 +1,5 @@
-// CUDA C++ on the CPU, for trying plugin kernels on machines without a GPU (castiron plugin test).
+// CUDA C++ on the CPU, for plugin kernels on machines without a GPU: castiron plugin test, and engines on the
+// virtual CUDA device of the tests.
 //
 // A kernel's source is compiled behind this header as ordinary C++. Blocks run one after the other; the
 // threads of a block are fibers that change places at __syncthreads and at warp intrinsics, so that a block
@@ -6,6 +7,7 @@
 // anything else.
 #pragma once
 
+#include <signal.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -50,6 +52,12 @@ struct Fiber {
     uint64_t exchange = 0;  // what this lane offers to a warp intrinsic
 };
 
+// Where a launch broke off: a thread touched memory that is forbidden to it.
+struct Fault {
+    uint64_t address;
+    uint3 block, thread;
+};
+
 // The block that runs, and its threads.
 struct Block {
     std::vector<Fiber> fibers;
@@ -58,8 +66,14 @@ struct Block {
     std::vector<char> dynamic_shared;
     void (*body)(void*) = nullptr;
     void* argument = nullptr;
+    ucontext_t end{};  // of the launch: where a fault goes on
+    bool broken = false;
+    Fault fault{};
 };
 inline Block block;
+// Whether this thread of the process runs a launch: faults of others are not ours.
+inline thread_local bool running = false;
+inline struct sigaction previous_action;
 
 inline Fiber& self() { return block.fibers[block.current]; }
 // Lets every other thread of the block reach its next barrier.
@@ -154,13 +168,41 @@ inline void run_block() {
     }
 }
 
+inline void on_fault(int, siginfo_t* info, void*) {
+    if (!running) {  // returning repeats the fault, now for whoever was there before
+        sigaction(SIGSEGV, &previous_action, nullptr);
+        return;
+    }
+    block.fault = {reinterpret_cast<uint64_t>(info->si_addr), blockIdx, self().index};
+    block.broken = true;
+    setcontext(&block.end);
+}
+
+// Runs `blocks` to its end, or to the first fault: then true, and `fault` says which.
+template <class Blocks>
+bool breaks(Blocks blocks, Fault* fault) {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, &previous_action);
+    block.broken = false;
+    running = true;
+    getcontext(&block.end);
+    if (!block.broken) blocks();
+    running = false;
+    sigaction(SIGSEGV, &previous_action, nullptr);
+    *fault = block.fault;
+    return block.broken;
+}
+
 template <class... Args, size_t... I>
 void call(void (*kernel)(Args...), void** params, std::index_sequence<I...>) {
     kernel(*static_cast<std::remove_reference_t<Args>*>(params[I])...);
 }
 
 template <class... Args>
-void launch(void (*kernel)(Args...), const unsigned* grid, const unsigned* threads, unsigned shared, void** params) {
+bool launch(void (*kernel)(Args...), const unsigned* grid, const unsigned* threads, unsigned shared, void** params,
+            Fault* fault) {
     auto body = [&] { call(kernel, params, std::index_sequence_for<Args...>{}); };
     using Body = decltype(body);
     block.body = [](void* argument) { (*static_cast<Body*>(argument))(); };
@@ -176,11 +218,13 @@ void launch(void (*kernel)(Args...), const unsigned* grid, const unsigned* threa
     gridDim.x = grid[0], gridDim.y = grid[1], gridDim.z = grid[2];
     blockDim.x = threads[0], blockDim.y = threads[1], blockDim.z = threads[2];
     // The last block first: a kernel that relies on the order of blocks shows it.
-    const unsigned blocks = grid[0] * grid[1] * grid[2];
-    for (unsigned left = blocks; left-- > 0;) {
-        blockIdx = {left % grid[0], left / grid[0] % grid[1], left / (grid[0] * grid[1])};
-        run_block();
-    }
+    const auto blocks = [&] {
+        for (unsigned left = grid[0] * grid[1] * grid[2]; left-- > 0;) {
+            blockIdx = {left % grid[0], left / grid[0] % grid[1], left / (grid[0] * grid[1])};
+            run_block();
+        }
+    };
+    return breaks(blocks, fault);
 }
 
 inline void* dynamic_shared() {

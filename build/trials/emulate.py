@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +23,7 @@ _INCLUDE: Final = re.compile(
 
 
 def emulated_library(kernel: CudaKernel) -> bytes:
-    """A shared library whose ``castiron_run_launch(grid, threads, shared_bytes, params)`` runs a launch.
+    """A shared library for ``EmulatedKernel``.
 
     Raises BuildError with the compiler's words for a source that uses more of CUDA than the header has.
     """
@@ -31,11 +34,48 @@ def emulated_library(kernel: CudaKernel) -> bytes:
             f'#include "{_HEADER}"',
             f'#line 1 "{kernel.origin or "plugin source"}"',
             source,
-            'extern "C" void castiron_run_launch(const unsigned* grid, const unsigned* threads, '
-            "unsigned shared, void** params) {",
-            f"    castiron_trial::launch(&{kernel.function}, grid, threads, shared, params);",
+            'extern "C" bool castiron_run_launch(const unsigned* grid, const unsigned* threads, '
+            "unsigned shared, void** params, castiron_trial::Fault* fault) {",
+            f"    return castiron_trial::launch(&{kernel.function}, grid, threads, shared, params, fault);",
             "}",
         )
     )
     options = ("-Wno-unknown-pragmas", "-Wno-unused", "-O1")
     return compile_native(HostKernel(text, kernel.function, options, kernel.origin))
+
+
+_Three = ctypes.c_uint * 3
+
+
+class _Fault(ctypes.Structure):
+    """castiron_trial::Fault of cuda_on_cpu.h."""
+
+    _fields_ = (("address", ctypes.c_uint64), ("block", _Three), ("thread", _Three))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A thread touched forbidden memory: at which address, and which thread of which block it was."""
+
+    address: int
+    block: tuple[int, ...]
+    thread: tuple[int, ...]
+
+
+class EmulatedKernel:
+    """A CUDA C++ kernel in this process, from the file of its ``emulated_library``."""
+
+    def __init__(self, library: str | Path) -> None:
+        self._run = ctypes.CDLL(str(library)).castiron_run_launch
+        self._run.restype = ctypes.c_bool
+
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, params: Sequence[bytes]
+    ) -> Fault | None:
+        """Run a launch, one at a time in a process. ``params``: the bytes of each parameter, up to eight."""
+        cells = (ctypes.c_uint64 * max(1, len(params)))(*(int.from_bytes(raw, "little") for raw in params))
+        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + 8 * i for i in range(len(cells))))
+        fault = _Fault()
+        if self._run(_Three(*grid), _Three(*block), shared_bytes, places, ctypes.byref(fault)):
+            return Fault(fault.address, tuple(fault.block), tuple(fault.thread))
+        return None

@@ -177,6 +177,17 @@ def test_the_attention_example_passes() -> None:
     assert [result.problem for result in results] == [""] * len(results)
 
 
+def test_a_cuda_kernel_that_leaves_its_operands_is_told_thread_and_place(tmp_path: Path) -> None:
+    file = tmp_path / "silu_mul.py"
+    text = (EXAMPLES / "silu_mul.py").read_text()
+    assert text.count("up += (long long)blockIdx.x * up_stride") == 1
+    wrong = "up += (gridDim.x + 0ll + blockIdx.x) * up_stride"
+    file.write_text(text.replace("up += (long long)blockIdx.x * up_stride", wrong))
+    problem = next(try_plugin(load_plugin(file), file, ["sm_90"])).problem
+    # The last of 13 blocks runs first, and reads a row of 96 floats that is 12 behind the end.
+    assert "4608 behind the end of x1, by thread (0, 0, 0) of block (12, 0, 0)" in problem
+
+
 def test_cuda_source_that_does_not_compile_gets_nvrtcs_log(tmp_path: Path) -> None:
     file = tmp_path / "silu_mul.py"
     text = (EXAMPLES / "silu_mul.py").read_text()

@@ -11,7 +11,9 @@ from unittest import mock
 from castiron.build.kernels import compile as kernels
 from castiron.build.kernels.job import PTX_CAPABILITY, Compiled, CudaJob, TritonJob
 from castiron.engines import open_engine
+from castiron.plugins.sdk import load_plugin
 from synthetic_cubin import synthetic_cubin, synthetic_ptx
+from virtual_cpp import cuda_kernels
 from virtual_driver import VirtualDriver
 from virtual_interpreter import Interpreter
 
@@ -21,18 +23,24 @@ _SIZES = {"i32": 4, "fp32": 4, "i64": 8}
 class VirtualGpu:
     """The virtual device of this process with the kernels of an engine.
 
+    ``plugins``: the files that the engine was built with.
+
     Attributes:
         driver: faults, counters, injected failures.
         interpreter: counts launches by kernel.
     """
 
-    def __init__(self, engine_dir: Path, compute_capability: int = 90, **options: int) -> None:
+    def __init__(
+        self, engine_dir: Path, compute_capability: int = 90, plugins: Sequence[Path] = (), **options: int
+    ) -> None:
         self.driver = VirtualDriver(compute_capability, **options)
         self.interpreter = Interpreter(self.driver)
-        engine = open_engine(engine_dir)
+        engine, loaded = open_engine(engine_dir), [load_plugin(file) for file in plugins]
         for target in engine.targets:
             if target != "host":
-                self.interpreter.add_program(engine.program(target), engine.kernel_images(target))
+                emulated = cuda_kernels(engine, target, loaded) if loaded else {}
+                images = engine.kernel_images(target)
+                self.interpreter.add_program(engine.program(target), images, emulated)
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Runs the launches of a CUDA program in the Triton interpreter, on the virtual device's own memory."""
+"""Runs the launches of a CUDA program on the virtual device's own memory: Triton kernels in its interpreter,
+those in CUDA C++ compiled for the CPU (``virtual_cpp``).
+"""
 
 from __future__ import annotations
 
@@ -7,34 +9,43 @@ import inspect
 import struct
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
+from castiron.build.trials.emulate import EmulatedKernel
 from castiron.build.trials.triton_on_cpu import argument, interpreting, rewritten
 from castiron.engines.program import Kernel, Program
 from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
+from virtual_cpp import run_emulated
 from virtual_driver import Launch, VirtualDriver, image_hash
 from virtual_memory import AccessChecker, checking
-from virtual_operands import Operands
+from virtual_operands import Operands, Region
 
 _FORMATS = {"ptr": "<Q", "i32": "<i", "i64": "<q", "f32": "<f"}
 _SIZES = {"ptr": 8, "i32": 4, "i64": 8, "f32": 4}
 
 
 @dataclass(frozen=True)
+class _Triton:
+    """The Python function behind a kernel and the names of its run-time parameters."""
+
+    function: Any
+    names: tuple[str, ...]
+    constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class _Known:
-    """A kernel of a program: the Python function behind it and the names of its run-time parameters."""
+    """A kernel of a program, its number there, and what runs it."""
 
     kernel: Kernel
     index: int
     operands: Operands
-    function: Any
-    names: tuple[str, ...]
-    constants: dict[str, Any]
+    code: _Triton | EmulatedKernel
 
 
 class Interpreter:
@@ -59,11 +70,20 @@ class Interpreter:
         interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
         driver.execute_with(self.run)
 
-    def add_program(self, program: Program, images: Mapping[str, bytes]) -> None:
-        """Learn the kernels of a program; ``images`` as of ``Engine.kernel_images``."""
+    def add_program(
+        self,
+        program: Program,
+        images: Mapping[str, bytes],
+        emulated: Mapping[int, EmulatedKernel] | None = None,
+    ) -> None:
+        """Learn the kernels of a program; ``images`` as of ``Engine.kernel_images``.
+
+        ``emulated``: those in CUDA C++, by number.
+        """
         operands = Operands(program)
         for index, kernel in enumerate(program.kernels):
-            known = _find(kernel, index, operands)
+            code = (emulated or {}).get(index) or _find(kernel)
+            known = _Known(kernel, index, operands, code)
             for entry in (kernel.image, kernel.ptx):
                 if entry:
                     self._known[image_hash(images[entry]), kernel.function] = known
@@ -76,10 +96,16 @@ class Interpreter:
         _check(known.kernel, launch)
         with self.turn:
             self.launches[known.kernel.name] += 1
-            _run_grid(self._driver, known, launch)
+            given = zip(known.kernel.params, launch.params, strict=False)
+            numbers = [struct.unpack(_FORMATS[kind], raw)[0] for kind, raw in given]
+            regions = known.operands.regions(known.index, numbers)
+            if isinstance(known.code, EmulatedKernel):
+                run_emulated(known.code, known.kernel, launch, regions or ())
+            else:
+                _run_grid(self._driver, known.kernel, known.code, launch, numbers, regions)
 
 
-def _find(kernel: Kernel, index: int, operands: Operands) -> _Known:
+def _find(kernel: Kernel) -> _Triton:
     module, _, name = kernel.source.partition(":")
     function = getattr(importlib.import_module(module), name)
     parameters = inspect.signature(function.fn).parameters
@@ -92,7 +118,7 @@ def _find(kernel: Kernel, index: int, operands: Operands) -> _Known:
             f"kernel {kernel.name}: {len(kernel.params)} params, {len(kernel.types)} types, and "
             f"{kernel.source} has {len(names)} run-time parameters: {', '.join(names)}"
         )
-    return _Known(kernel, index, operands, function, names, constants)
+    return _Triton(function, names, constants)
 
 
 def _check(kernel: Kernel, launch: Launch) -> None:
@@ -116,17 +142,20 @@ def _check(kernel: Kernel, launch: Launch) -> None:
         )
 
 
-def _run_grid(driver: VirtualDriver, known: _Known, launch: Launch) -> None:
-    kinds = known.kernel.params
-    numbers = [struct.unpack(_FORMATS[k], raw)[0] for k, raw in zip(kinds, launch.params, strict=False)]
+def _run_grid(
+    driver: VirtualDriver,
+    kernel: Kernel,
+    code: _Triton,
+    launch: Launch,
+    numbers: Sequence[int | float],
+    regions: Sequence[Region] | None,
+) -> None:
     args = {
         name: argument(type_name, number)
-        for name, type_name, number in zip(known.names, known.kernel.types, numbers, strict=True)
+        for name, type_name, number in zip(code.names, kernel.types, numbers, strict=True)
     }
-    pointers = {
-        n: number for n, kind, number in zip(known.names, kinds, numbers, strict=True) if kind == "ptr"
-    }
-    regions = known.operands.regions(known.index, numbers)
+    given = zip(code.names, kernel.params, numbers, strict=True)
+    pointers = {name: int(number) for name, kind, number in given if kind == "ptr"}
     block = (0, 0, 0)
 
     def describe(address: int) -> str:
@@ -135,10 +164,10 @@ def _run_grid(driver: VirtualDriver, known: _Known, launch: Launch) -> None:
         if below:
             base, name = max(below)
             where = f"byte {address - base} of argument {name}"
-        return f"kernel {known.kernel.name}, block {block} of {launch.grid}: {where}"
+        return f"kernel {kernel.name}, block {block} of {launch.grid}: {where}"
 
-    function = rewritten(known.function).rewrite()
-    call = inspect.getcallargs(known.function.fn, **args, **known.constants)
+    function = rewritten(code.function).rewrite()
+    call = inspect.getcallargs(code.function.fn, **args, **code.constants)
     with np.errstate(all="ignore"), checking(AccessChecker(driver, describe, regions)):
         interpreter_builder.set_grid_dim(*launch.grid)
         # Backwards: a kernel must not depend on the order of its blocks, and GPUs start with the first.
