@@ -15,6 +15,7 @@ from ..tactic import (
     bandwidth_cost,
     element_count,
 )
+from .epilogue import Epilogue, gated_epilogue, linear_epilogue
 from .kernels import host_call
 
 _FLOPS = 1.5e11
@@ -40,36 +41,20 @@ def _x_format(context: Context) -> dict[str, Attr]:
 
 
 def _linear(op: Op, context: Context) -> Lowering:
-    w, bias, residual = op.required(1), op.input(2), op.input(3)
-    x, rounded = _rounded_input(op, context)
-    weights = [WeightUse((w.name,), "matrix")]
-    if bias is not None:
-        weights.append(WeightUse((bias.name,), "vector"))
-    inputs = [x.name] if residual is None else [x.name, residual.name]
-    attrs: dict[str, Attr] = {
-        "has_bias": bias is not None,
-        "has_residual": residual is not None,
-        "activation": str(op.attrs.get("activation", "none")),
-        "alpha": float(op.attrs.get("alpha", 1.0)),
-        **_x_format(context),
-    }
-    call = host_call("linear", inputs, [op.outputs[0].name], weights, attrs)
-    return Lowering((*rounded, call), (x,) if rounded else ())
+    return _product(op, context, "linear", (op.required(1).name,), linear_epilogue(op))
 
 
 def _gated(op: Op, context: Context) -> Lowering:
-    gate, up = op.required(1), op.required(2)
+    return _product(
+        op, context, "gated_linear", (op.required(1).name, op.required(2).name), gated_epilogue(op)
+    )
+
+
+def _product(op: Op, context: Context, kernel: str, matrices: tuple[str, ...], end: Epilogue) -> Lowering:
     x, rounded = _rounded_input(op, context)
-    gate_bias, up_bias = op.input(3), op.input(4)
-    weights = [WeightUse((gate.name, up.name), "matrix")]
-    if gate_bias is not None and up_bias is not None:
-        weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
-    attrs: dict[str, Attr] = {
-        "has_bias": len(weights) == 2,
-        "activation": str(op.attrs["activation"]),
-        **_x_format(context),
-    }
-    call = host_call("gated_linear", [x.name], [op.outputs[0].name], weights, attrs)
+    weights = [WeightUse(matrices, "matrix"), *end.weights]
+    attrs = {**end.attrs, **_x_format(context)}
+    call = host_call(kernel, [x.name, *end.inputs], [op.outputs[0].name], weights, attrs)
     return Lowering((*rounded, call), (x,) if rounded else ())
 
 

@@ -14,6 +14,7 @@ from ..tactic import (
     WeightUse,
     element_count,
 )
+from .epilogue import Epilogue, gated_epilogue, linear_epilogue
 from .kernels import host_call
 
 #: Operations per second for the ranking of tactics. Float products run the loops of dense ones, over weights
@@ -64,21 +65,7 @@ def _fits(op: Op, context: Context) -> bool:
 
 
 def _linear(op: Op, context: Context) -> Lowering:
-    x, w = op.required(0), op.required(1)
-    bias, residual = op.input(2), op.input(3)
-    assert w.quant is not None  # _fits
-    weights, attrs = _uses((w.name,), w.quant)
-    if bias is not None:
-        weights.append(WeightUse((bias.name,), "vector"))
-    inputs = [x.name] if residual is None else [x.name, residual.name]
-    attrs |= {
-        "has_bias": bias is not None,
-        "has_residual": residual is not None,
-        "activation": str(op.attrs.get("activation", "none")),
-        "alpha": float(op.attrs.get("alpha", 1.0)),
-        **rounding(op, context, w.quant),
-    }
-    return Lowering((host_call("quantized_linear", inputs, [op.outputs[0].name], weights, attrs),))
+    return _product(op, context, "quantized_linear", (op.required(1).name,), linear_epilogue(op))
 
 
 def _gated_fits(op: Op, context: Context) -> bool:
@@ -87,19 +74,19 @@ def _gated_fits(op: Op, context: Context) -> bool:
 
 
 def _gated(op: Op, context: Context) -> Lowering:
-    x, gate, up = op.required(0), op.required(1), op.required(2)
-    gate_bias, up_bias = op.input(3), op.input(4)
-    assert gate.quant is not None  # _fits
-    weights, attrs = _uses((gate.name, up.name), gate.quant)
-    has_bias = gate_bias is not None and up_bias is not None
-    if gate_bias is not None and up_bias is not None:
-        weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
-    attrs |= {
-        "has_bias": has_bias,
-        "activation": str(op.attrs["activation"]),
-        **rounding(op, context, gate.quant),
-    }
-    return Lowering((host_call("quantized_gated_linear", [x.name], [op.outputs[0].name], weights, attrs),))
+    matrices = op.required(1).name, op.required(2).name
+    return _product(op, context, "quantized_gated_linear", matrices, gated_epilogue(op))
+
+
+def _product(op: Op, context: Context, kernel: str, matrices: tuple[str, ...], end: Epilogue) -> Lowering:
+    quant = op.required(1).quant
+    assert quant is not None  # _fits
+    uses, stored = _uses(matrices, quant)
+    inputs, attrs = (
+        [op.required(0).name, *end.inputs],
+        {**stored, **end.attrs, **rounding(op, context, quant)},
+    )
+    return Lowering((host_call(kernel, inputs, [op.outputs[0].name], [*uses, *end.weights], attrs),))
 
 
 def _cost(op: Op, context: Context, tokens: int) -> float:
