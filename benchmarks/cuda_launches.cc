@@ -62,7 +62,7 @@ double microseconds_per_step(bool graphs) {
     CudaOptions options;
     options.graphs = graphs;
     const auto device = make_cuda_device(make_program(), options, driver);
-    device->reserve_kv(kBatch * 32);
+    device->reserve_kv(kBatch * 32, 0);
 
     std::vector<int32_t> ids(kBatch, 1);
     std::vector<int32_t> positions(kBatch, 1000);

@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
         model.build();
         device = make_host_device(model.program, options);
     }
-    device->reserve_kv(512);
+    device->reserve_kv(512, 0);
     for (const std::string& name : cases) {
         if (name.starts_with("decode")) {
             time_steps(*device, name.c_str(), std::atoi(name.c_str() + 6), 1, kPosition, rounds);

@@ -40,7 +40,7 @@ public:
         times.reserve(static_cast<size_t>(steps) + 64);
     }
     uint64_t kv_block_bytes() const override { return 1; }
-    void reserve_kv(int) override {}
+    void reserve_kv(int, int) override {}
     std::span<const float> forward(const castiron::Batch& batch) override {
         go.wait(false);  // the first step waits until every request is there
         if (batch.token_ids.size() == sampled_.size()) times.push_back(thread_seconds());
@@ -52,7 +52,7 @@ public:
         static_cast<void>(forward(batch));
         return {std::span(sampled_).first(batch.logit_rows.size()), {}, {}};
     }
-    void copy_kv_block(int, int) override {}
+    void copy_kv_block(castiron::KvGroup, int, int) override {}
 
     std::atomic<bool> go{false};
     std::vector<double> times;  // of the steps with a full batch

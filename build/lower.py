@@ -112,7 +112,7 @@ def lower(
     graph = GraphView(model, weight_graph)
     ops = list(graph.ops())
     half = WEIGHT_DTYPES[dtype]
-    layers = _kv_layers(ops, half)
+    layers = _kv_layers(ops, half, limits)
     on_gpu = TARGETS[target].family == "cuda"
     context = Context(
         TARGETS[target],
@@ -197,7 +197,7 @@ def _check_table_length(op: Op, limits: Limits) -> None:
         )
 
 
-def _kv_layers(ops: Sequence[Op], dtype: CacheDType) -> list[KvLayer]:
+def _kv_layers(ops: Sequence[Op], dtype: CacheDType, limits: Limits) -> list[KvLayer]:
     layers: dict[int, KvLayer] = {}
     for op in ops:
         if op.kind in ("castiron.WriteKV", "castiron.RopeWriteKV"):
@@ -205,6 +205,26 @@ def _kv_layers(ops: Sequence[Op], dtype: CacheDType) -> list[KvLayer]:
             stored = _CACHE_DTYPES.get(op.attrs.get("kv_format", ""), dtype)
             scales = {name: list(op.attrs.get(name, ())) for name in ("k_scale", "v_scale")}
             layers[int(op.attrs["layer"])] = KvLayer.model_validate({**sizes, **scales, "dtype": stored})
+    for index, window in _windows(ops, limits).items():
+        layers[index] = layers[index].model_copy(update={"window": window})
     if sorted(layers) != list(range(len(layers))):
         raise BuildError(f"cache layers are {sorted(layers)}; expected them numbered from 0 without gaps")
     return [layers[index] for index in range(len(layers))]
+
+
+def _windows(ops: Sequence[Op], limits: Limits) -> dict[int, int]:
+    """How far back layers with a window are read, where other layers are read further than any of them; of
+    a model whose every layer has one, whole blocks are given back instead (cpp/program/sliding_window.h).
+    """
+    windows: dict[int, int] = {}
+    everything = False
+    for op in ops:
+        if op.kind != "castiron.PagedAttention":
+            continue
+        sizes = [int(op.attrs.get(name, 0)) for name in ("window", "chunk")]
+        window = min((size for size in sizes if size), default=0)
+        if 0 < window < limits.max_seq_len:
+            windows[int(op.attrs["layer"])] = window
+        else:
+            everything = True
+    return windows if everything else {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..engines.cuda_layout import step_input_bytes
 from ..engines.kernels import PRODUCTS
-from ..engines.kv_cache import block_bytes
+from ..engines.kv_cache import full_pool, kv_blocks
 from ..engines.program import BLOCK_TOKENS, Program, Step
 from ..engines.weights_file import layout_bytes
 
@@ -89,8 +89,9 @@ def memory_plan(program: Program) -> MemoryPlan:
     matrices = sum(layout_bytes(w) for w in weights if len(w.shape) > 1)
     vectors = sum(layout_bytes(w) for w in weights) - matrices
     on_gpu = program.prefill_tile > 0
-    block = block_bytes(program)
-    blocks = -(-limits.max_seq_len // BLOCK_TOKENS) * limits.max_batch_size
+    sizes = kv_blocks(program)
+    blocks, windows = full_pool(program)
+    block = sizes.block_bytes if windows else sizes.together
     items = [
         MemoryItem(
             "weights: matrices and tables", matrices, f"{sum(len(w.shape) > 1 for w in weights)} tensors"
@@ -104,14 +105,25 @@ def memory_plan(program: Program) -> MemoryPlan:
             f"{limits.max_num_tokens} tokens a step; {limits.max_logit_rows} rows of logits included",
         ),
         *_rounded_rows(program),
-        MemoryItem("KV cache, one block", block, f"{BLOCK_TOKENS} tokens, {len(program.kv_layers)} layers"),
         MemoryItem(
-            "KV cache, all requests at full length",
-            block * blocks,
-            f"{blocks} blocks = {limits.max_batch_size} requests x {limits.max_seq_len} tokens; "
-            "the runtime may reserve fewer",
+            "KV cache, one block",
+            block,
+            f"{BLOCK_TOKENS} tokens, "
+            + ("layers that see everything" if windows else f"{len(program.kv_layers)} layers"),
         ),
     ]
+    if windows:
+        note = f"{BLOCK_TOKENS} tokens, layers with a window of {sizes.window} tokens"
+        items.append(MemoryItem("KV cache, one window block", sizes.window_block_bytes, note))
+    items.append(
+        MemoryItem(
+            "KV cache, all requests at full length",
+            block * blocks + sizes.window_block_bytes * windows,
+            f"{blocks} blocks = {limits.max_batch_size} requests x {limits.max_seq_len} tokens"
+            + (f", {windows} window blocks" if windows else "")
+            + "; the runtime may reserve fewer",
+        )
+    )
     if on_gpu:
         items.append(
             MemoryItem(

@@ -84,6 +84,20 @@ class LaunchChecker:
                 self._check_arg(arg, param, kind, step, known, where)
                 if arg.input in _SAMPLING_INPUTS and not sampling:
                     self._fail("{} reads {!r}, which only sampling has", where, arg.input)
+            self._check_tables(launch, where)
+
+    def _check_tables(self, launch: Launch, where: str) -> None:
+        """Layers with a window lie in blocks of their own, which two inputs of their own name."""
+        layers = self._program.kv_layers
+        named = [index for arg in launch.args for index in (arg.k_cache, arg.v_cache) if index is not None]
+        windows = {layers[index].window > 0 for index in named}
+        for apart, tables in ((False, ("slots", "block_table")), (True, ("window_slots", "window_table"))):
+            for arg in launch.args:
+                if arg.input in tables and ((windows and windows != {apart}) or (apart and not windows)):
+                    self._fail(
+                        "{} reads {!r}, which does not say where the blocks of its cache layers {} are",
+                        *(where, arg.input, sorted(set(named))),
+                    )
 
     def _check_counts(self, launch: Launch, where: str, sampling: bool) -> None:
         when = launch.when
@@ -114,10 +128,10 @@ class LaunchChecker:
         expected = {"size": "i32", "i32": "i32", "i64": "i64", "f32": "f32"}.get(name, "ptr")
         if expected != param:
             self._fail("{} gives {} where the kernel takes {}", where, name, param)
-        layers = len(self._program.kv_layers)
+        layers = self._program.kv_layers
         layer = arg.k_cache if arg.k_cache is not None else arg.v_cache
-        if layer is not None and layer >= layers:
-            self._fail("{} names cache layer {} of {}", where, layer, layers)
+        if layer is not None and layer >= len(layers):
+            self._fail("{} names cache layer {} of {}", where, layer, len(layers))
         dtype: str | None = None
         if arg.value is not None:
             if arg.value not in known or arg.value not in self._values:

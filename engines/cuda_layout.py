@@ -15,30 +15,36 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Byte offsets inside one block of the pool.
+    """Byte offsets inside one block of a pool.
 
     Attributes:
         block_stride: bytes from one block to the next.
         k_offsets, v_offsets: of each layer's keys ``[kv_head][32][D]`` and values ``[kv_head][32][Dv]``.
         layers: what lies there.
+        window_stride: ``block_stride`` of the layers with a window, whose blocks are a pool of their own.
     """
 
     block_stride: int
     k_offsets: tuple[int, ...]
     v_offsets: tuple[int, ...]
     layers: tuple[KvLayer, ...]
+    window_stride: int = 0
+
+    def stride_of(self, layer: int) -> int:
+        """Bytes from one block of a layer to the next."""
+        return self.window_stride if self.layers[layer].window else self.block_stride
 
 
 def kv_layout(layers: Sequence[KvLayer]) -> KvLayout:
-    """The layout of a pool that serves all layers."""
-    keys, values, end = [], [], 0
+    """The layout of a pool that serves all layers, or all but those with a window, and of theirs."""
+    keys, values, ends = [], [], {False: 0, True: 0}
     for layer in layers:
-        row = BLOCK_TOKENS * layer.kv_heads * ITEM_BYTES[layer.dtype]
-        keys.append(end)
-        end += _aligned(row * layer.head_dim)
-        values.append(end)
-        end += _aligned(row * layer.v_head_dim)
-    return KvLayout(end, tuple(keys), tuple(values), tuple(layers))
+        row, apart = BLOCK_TOKENS * layer.kv_heads * ITEM_BYTES[layer.dtype], layer.window > 0
+        keys.append(ends[apart])
+        ends[apart] += _aligned(row * layer.head_dim)
+        values.append(ends[apart])
+        ends[apart] += _aligned(row * layer.v_head_dim)
+    return KvLayout(ends[False], tuple(keys), tuple(values), tuple(layers), ends[True])
 
 
 def step_input_bytes(program: Program) -> int:
@@ -48,6 +54,8 @@ def step_input_bytes(program: Program) -> int:
     # token_ids, positions, slots, token_source; tile_seq, tile_row; the others of one kind each
     counts = [most["T"]] * (4 if program.feeding else 3) + [most["P"]] * 2
     counts += [most["N"], most["S"] + 1, most["S"], most["S"] * blocks, most["D"]]
+    if any(layer.window for layer in program.kv_layers):
+        counts += [most["T"], most["S"] * blocks]
     return sum(-(-4 * count // INPUT_ALIGNMENT) * INPUT_ALIGNMENT for count in counts)
 
 

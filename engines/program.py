@@ -107,6 +107,8 @@ StepInput = Literal[
     "decode_seq",
     "tile_seq",
     "tile_row",
+    "window_slots",
+    "window_table",
     "token_source",
     "temperature",
     "top_k",
@@ -211,6 +213,9 @@ class KvLayer(_Model):
     #: One for each KV head, or none: a stored number is the value divided by its head's scale.
     k_scale: Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=4096)] = []
     v_scale: Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=4096)] = []
+    #: Tokens that a query sees in this layer at most, itself among them, of a model of which other layers see
+    #: more: it has blocks of its own then (window blocks). 0: its blocks are those of all others.
+    window: Annotated[int, Field(ge=0, le=1 << 24)] = 0
 
 
 class Limits(_Model):

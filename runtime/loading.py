@@ -15,8 +15,7 @@ from castiron.errors import EngineError
 
 from ..engines import open_engine
 from ..engines.kernel_paths import kernel_paths
-from ..engines.kv_cache import block_bytes
-from ..engines.program import BLOCK_TOKENS, module_sizes
+from ..engines.program import module_sizes
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
 from .options import RuntimeOptions
@@ -70,10 +69,11 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
         "num_threads": options.num_threads,
         "max_batch_size": options.max_batch_size,
         "max_num_tokens": options.max_num_tokens,
-        "kv_cache_blocks": _kv_cache_blocks(options, program),
+        "kv_cache_blocks": options.kv_cache_blocks,
+        "kv_cache_bytes": _size("kv_cache_memory", options.kv_cache_memory),
         "max_queued_tokens": options.max_queued_tokens,
-        "host_tier_bytes": _tier_bytes("kv_cache_host_tier", options.kv_cache_host_tier),
-        "disk_tier_bytes": _tier_bytes("kv_cache_disk_tier", options.kv_cache_disk_tier),
+        "host_tier_bytes": _size("kv_cache_host_tier", options.kv_cache_host_tier),
+        "disk_tier_bytes": _size("kv_cache_disk_tier", options.kv_cache_disk_tier),
         "disk_tier_folder": options.kv_cache_disk_folder,
         "prefix_caching": options.enable_prefix_caching,
         "scheduling_policy": options.scheduling_policy,
@@ -249,18 +249,7 @@ def parse_bytes(text: int | str) -> int:
     return math.floor(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
-def _kv_cache_blocks(options: RuntimeOptions, program: Program) -> int | None:
-    if options.kv_cache_memory is None:
-        return options.kv_cache_blocks
-    size, each = parse_bytes(options.kv_cache_memory), block_bytes(program)
-    if not each:
-        return None
-    if size < each:
-        raise EngineError(f"kv_cache_memory is {size} bytes; one block of {BLOCK_TOKENS} tokens takes {each}")
-    return size // each
-
-
-def _tier_bytes(name: str, text: int | str | None) -> int | None:
+def _size(name: str, text: int | str | None) -> int | None:
     if text is None:
         return None
     size = parse_bytes(text)

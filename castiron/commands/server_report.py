@@ -37,6 +37,10 @@ def show_session(session: Session, phases: Mapping[str, float], options: Sequenc
             f"KV cache: {tokens} tokens{size}; maximum concurrency for {info.max_seq_len} tokens: "
             f"{min(tokens / info.max_seq_len, info.max_batch_size):.1f}x"
         )
+    if windows := stats.get("kv_window_blocks_total"):
+        click.echo(
+            f"of them {windows * BLOCK_TOKENS} tokens in layers with a window of {stats['kv_window']} tokens"
+        )
     if "weights_bytes" in stats:
         click.echo(
             f"memory: {human_bytes(stats['weights_bytes'])} of weights, "

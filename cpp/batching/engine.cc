@@ -18,13 +18,27 @@ int within(const char* name, int chosen, int planned) {
     return chosen == 0 ? planned : chosen;
 }
 
-SchedulerLimits choose_limits(const Device& device, const Limits& built, const EngineOptions& options) {
+Limits choose_limits(const Limits& built, const EngineOptions& options) {
     return {within("max_batch_size", options.max_batch_size, built.max_batch_size),
-            within("max_num_tokens", options.max_num_tokens, built.max_num_tokens),
-            built.max_logit_rows,
-            built.max_seq_len,
+            within("max_num_tokens", options.max_num_tokens, built.max_num_tokens), built.max_logit_rows,
+            built.max_seq_len};
+}
+
+SchedulerLimits scheduler_limits(const Device& device, const Limits& limits, const PoolSize& size,
+                                 const EngineOptions& options) {
+    const bool apart = size.window_blocks > 0;
+    return {limits.max_batch_size,
+            limits.max_num_tokens,
+            limits.max_logit_rows,
+            limits.max_seq_len,
             options.max_loras,
-            device.kv_window()};
+            apart ? device.kv_window_group().tokens : device.kv_window(),
+            apart};
+}
+
+KvShape shape_of(const Device& device) {
+    const KvWindowGroup group = device.kv_window_group();
+    return {device.kv_block_bytes(), group.block_bytes, {group.tokens, 0, group.tokens > 0}};
 }
 
 EngineOptions checked(const EngineOptions& options) {
@@ -56,46 +70,77 @@ EngineOptions checked(const EngineOptions& options) {
     return options;
 }
 
-PoolSize choose_pool(const Device& device, const Limits& built, const SchedulerLimits& limits, int blocks) {
+PoolSize choose_pool(const Device& device, const Limits& limits, const EngineOptions& options) {
+    const int blocks = options.kv_cache_blocks;
     if (blocks < 0) {
         throw std::invalid_argument("kv_cache_blocks is " + std::to_string(blocks) +
                                     "; expected 1 or more, or 0 to have it chosen");
     }
-    Limits effective = built;
-    effective.max_batch_size = limits.max_batch_size;
+    if (blocks > 0 && options.kv_cache_bytes > 0) {
+        throw std::invalid_argument("kv_cache_blocks and kv_cache_bytes both set the size of the KV cache");
+    }
     const KvBudget budget = device.kv_budget();
-    return choose_pool_size(blocks, effective, device.kv_block_bytes(), budget.available, budget.by_default);
+    return choose_pool_size({blocks, options.kv_cache_bytes}, limits, shape_of(device), budget.available,
+                            budget.by_default);
 }
 
-// Blocks that fit into so many bytes.
-int whole_blocks(const char* option, uint64_t bytes, uint64_t block) {
-    if (bytes < block) {
+// Blocks of each group, in the proportion that the pools have, that fit into so many bytes.
+PoolSize tier_size(const char* option, uint64_t bytes, const PoolSize& pool, const KvShape& shape) {
+    if (pool.window_blocks == 0) {
+        const uint64_t each = shape.block_bytes + shape.window_block_bytes;
+        PoolSize size;
+        size.blocks = static_cast<int>(std::min<uint64_t>(bytes / each, uint64_t{1} << 30));
+        if (size.blocks >= 1) return size;
         throw std::invalid_argument(std::string(option) + " is " + std::to_string(bytes) +
-                                    " bytes; one block takes " + std::to_string(block));
+                                    " bytes; one block takes " + std::to_string(each));
     }
-    return static_cast<int>(std::min<uint64_t>(bytes / block, uint64_t{1} << 30));
+    const uint64_t least = shape.block_bytes + shape.window_block_bytes;
+    if (bytes < least) {
+        throw std::invalid_argument(std::string(option) + " is " + std::to_string(bytes) +
+                                    " bytes; one block takes " + std::to_string(least));
+    }
+    const double share = static_cast<double>(bytes - least) / static_cast<double>(bytes_of(pool, shape));
+    PoolSize size;
+    size.blocks = 1 + static_cast<int>(share * pool.blocks);
+    size.window_blocks = 1 + static_cast<int>(share * pool.window_blocks);
+    return size;
 }
 
 // Room for whole blocks in host_tier_bytes of this machine's memory, and in disk_tier_bytes of its disk; none
 // for 0.
-std::unique_ptr<HostTier> make_tier(Device& device, BlockPool& pool, const EngineOptions& options) {
+EngineTiers make_tiers(Device& device, BlockPool& pool, const PoolSize& pool_size,
+                       const EngineOptions& options) {
     const uint64_t bytes = options.host_tier_bytes;
-    if (bytes == 0) return nullptr;
-    const uint64_t block = device.kv_block_bytes(), available = available_memory();
-    const int slots = whole_blocks("kv_cache_host_tier", bytes, block);
+    if (bytes == 0) return {};
+    const KvShape shape = shape_of(device);
+    const uint64_t available = available_memory();
+    const PoolSize slots = tier_size("kv_cache_host_tier", bytes, pool_size, shape);
     if (bytes > available) {
         throw std::invalid_argument("kv_cache_host_tier is " + std::to_string(bytes >> 20) + " MiB; " +
                                     std::to_string(available >> 20) + " MiB are available");
     }
-    std::unique_ptr<BlockFile> disk;
-    if (options.disk_tier_bytes > 0) {
-        const int on_disk = whole_blocks("kv_cache_disk_tier", options.disk_tier_bytes, block);
-        disk = std::make_unique<BlockFile>(options.disk_tier_folder, on_disk, block);
+    PoolSize on_disk;
+    if (options.disk_tier_bytes > 0)
+        on_disk = tier_size("kv_cache_disk_tier", options.disk_tier_bytes, pool_size, shape);
+    std::byte* memory = device.reserve_host_blocks(bytes_of(slots, shape));
+    const auto make = [&](KvGroup group, uint64_t block, int in_memory, int in_file) {
+        std::unique_ptr<BlockFile> disk;
+        if (in_file > 0) disk = std::make_unique<BlockFile>(options.disk_tier_folder, in_file, block);
+        auto tier = std::make_unique<HostTier>(memory, in_memory, block, std::move(disk), group);
+        memory += block * static_cast<uint64_t>(in_memory);
+        return tier;
+    };
+    EngineTiers tiers;
+    if (slots.window_blocks == 0) {
+        const uint64_t block = shape.block_bytes + shape.window_block_bytes;
+        tiers.blocks = make(KvGroup::kAll, block, slots.blocks, on_disk.blocks);
+    } else {
+        tiers.blocks = make(KvGroup::kAll, shape.block_bytes, slots.blocks, on_disk.blocks);
+        tiers.windows =
+            make(KvGroup::kWindow, shape.window_block_bytes, slots.window_blocks, on_disk.window_blocks);
     }
-    std::byte* memory = device.reserve_host_blocks(static_cast<uint64_t>(slots) * block);
-    auto tier = std::make_unique<HostTier>(memory, slots, block, std::move(disk));
-    pool.use_tier(tier.get());
-    return tier;
+    pool.use_tiers(tiers.all());
+    return tiers;
 }
 
 uint64_t draw_entropy() {
@@ -107,19 +152,19 @@ uint64_t draw_entropy() {
 
 Engine::Engine(std::unique_ptr<Device> device, const Limits& limits, int vocab_size,
                const EngineOptions& options, std::unique_ptr<Drafter> drafter)
-    : limits_(choose_limits(*device, limits, options)),
+    : pool_size_(choose_pool(*device, choose_limits(limits, options), options)),
+      limits_(scheduler_limits(*device, choose_limits(limits, options), pool_size_, options)),
       vocab_size_(vocab_size),
       options_(checked(options)),
       entropy_(draw_entropy()),
       device_(std::move(device)),
-      pool_size_(choose_pool(*device_, limits, limits_, options.kv_cache_blocks)),
-      pool_(pool_size_.blocks),
-      tier_(make_tier(*device_, pool_, options_)),
+      pool_(pool_size_.blocks, pool_size_.window_blocks, pool_size_.set_aside),
+      tiers_(make_tiers(*device_, pool_, pool_size_, options_)),
       drafter_(std::move(drafter)),
       scheduler_(limits_, pool_, options_.capacity, static_cast<size_t>(options_.max_queue_size)),
       runner_(*device_, limits_, vocab_size, within("vocab_limit", options.vocab_limit, vocab_size),
-              tier_.get()) {
-    device_->reserve_kv(pool_size_.blocks);
+              tiers_.all()) {
+    device_->reserve_kv(pool_size_.blocks, pool_size_.window_blocks);
     touched_.reserve(static_cast<size_t>(limits_.max_batch_size));
     inbox_.reserve(static_cast<size_t>(options_.max_queue_size));
     update_gauges();

@@ -34,6 +34,7 @@ enum class SchedulingPolicy : uint8_t {
 
 struct EngineOptions {
     int kv_cache_blocks = 0;        // 0: enough for the limits, at most what the device gives by default
+    uint64_t kv_cache_bytes = 0;    // the same in bytes; one of them is 0
     int max_batch_size = 0;         // 0: the program's; else at most that
     int max_num_tokens = 0;         // 0: the program's; else at most that
     int max_queue_size = 16384;     // requests waiting to run
@@ -78,10 +79,20 @@ struct EngineStats {
     int kv_blocks_free = 0;      // the rest
     int kv_blocks_promised = 0;  // of the cached and free ones
     int64_t kv_blocks_evicted = 0;
+    int window_blocks_total = 0;     // where some layers have a window: of these layers
+    int window_blocks_used = 0;      // that running requests read
+    int window_blocks_cached = 0;    // that nobody reads and the prefix cache keeps
+    int window_blocks_free = 0;      // the rest
+    int window_blocks_promised = 0;  // what running requests may read, besides what a step feeds
+    int64_t window_blocks_evicted = 0;
     int host_blocks_total = 0;         // that the host tier has room for
     int host_blocks = 0;               // that it holds
     int64_t host_blocks_saved = 0;     // copied there
     int64_t host_blocks_loaded = 0;    // copied back
+    int host_window_blocks_total = 0;  // the same of window blocks
+    int host_window_blocks = 0;
+    int64_t host_window_blocks_saved = 0;
+    int64_t host_window_blocks_loaded = 0;
     int disk_blocks_total = 0;         // that the disk tier has room for
     int disk_blocks = 0;               // that it holds
     int64_t disk_blocks_spilled = 0;   // written there
@@ -109,6 +120,13 @@ struct EngineStats {
     std::string stall_report;  // what the engine was doing when a step hung
     StepRecord last_step;
     std::vector<StepRecord> recent_steps;
+};
+
+// Where blocks go that the pool gives up, those of each group of layers.
+struct EngineTiers {
+    std::unique_ptr<HostTier> blocks, windows;
+
+    [[nodiscard]] HostTiers all() const { return {blocks.get(), windows.get()}; }
 };
 
 // One thread runs the loop: take in submissions and cancels, schedule, run the device, sample, hand over
@@ -227,6 +245,7 @@ private:
     void publish(Request& request);
     void update_gauges();
 
+    const PoolSize pool_size_;
     const SchedulerLimits limits_;
     const int vocab_size_;
     const EngineOptions options_;
@@ -235,9 +254,8 @@ private:
 
     // The engine thread's.
     std::unique_ptr<Device> device_;
-    const PoolSize pool_size_;
     BlockPool pool_;
-    const std::unique_ptr<HostTier> tier_;  // none: blocks that are evicted are gone
+    const EngineTiers tiers_;  // none: blocks that are evicted are gone
     const std::unique_ptr<Drafter> drafter_;
     StepCost step_cost_;
     Scheduler scheduler_;

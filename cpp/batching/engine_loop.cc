@@ -96,17 +96,20 @@ void Engine::check_cache() {
     std::string found;
     try {
         pool_.check_integrity();
-        if (pool_.used() + pool_.promised() > 0) {
-            found = std::to_string(pool_.used()) + " KV blocks are in use and " +
-                    std::to_string(pool_.promised()) + " promised, and no request is there";
+        const WindowPool* windows = pool_.windows();
+        const int read = windows != nullptr ? windows->used() + windows->promised() : 0;
+        if (pool_.used() + pool_.promised() + read > 0) {
+            found = std::to_string(pool_.used()) + " KV blocks are in use, " +
+                    std::to_string(pool_.promised()) + " promised and " + std::to_string(read) +
+                    " window blocks either, and no request is there";
         }
     } catch (const std::logic_error& error) {
         found = error.what();
     }
     if (found.empty()) return;
-    pool_ = BlockPool(pool_size_.blocks);
-    if (tier_ != nullptr) tier_->clear();
-    pool_.use_tier(tier_.get());
+    pool_ = BlockPool(pool_size_.blocks, pool_size_.window_blocks, pool_size_.set_aside);
+    tiers_.all().each([](HostTier& tier) { tier.clear(); });
+    pool_.use_tiers(tiers_.all());
     const std::lock_guard lock(mutex_);
     stats_.kv_integrity_error = found;
     update_gauges();
@@ -372,16 +375,35 @@ void Engine::update_gauges() {
     stats_.kv_blocks_free = pool_.free();
     stats_.kv_blocks_promised = pool_.promised();
     stats_.kv_blocks_evicted = pool_.evictions();
-    if (tier_ == nullptr) return;
-    stats_.host_blocks_total = tier_->total();
-    stats_.host_blocks = tier_->filled();
-    stats_.host_blocks_saved = tier_->saved();
-    stats_.host_blocks_loaded = tier_->loaded();
-    stats_.disk_blocks_total = tier_->disk_total();
-    stats_.disk_blocks = tier_->disk_filled();
-    stats_.disk_blocks_spilled = tier_->spilled();
-    stats_.disk_blocks_fetched = tier_->fetched();
-    if (stats_.disk_error.empty()) stats_.disk_error = tier_->disk_error();
+    if (const WindowPool* windows = pool_.windows()) {
+        stats_.window_blocks_total = windows->total();
+        stats_.window_blocks_used = windows->used();
+        stats_.window_blocks_cached = windows->cached();
+        stats_.window_blocks_free = windows->free();
+        stats_.window_blocks_promised = windows->promised();
+        stats_.window_blocks_evicted = windows->evictions();
+    }
+    if (const HostTier* tier = tiers_.blocks.get()) {
+        stats_.host_blocks_total = tier->total();
+        stats_.host_blocks = tier->filled();
+        stats_.host_blocks_saved = tier->saved();
+        stats_.host_blocks_loaded = tier->loaded();
+    }
+    if (const HostTier* tier = tiers_.windows.get()) {
+        stats_.host_window_blocks_total = tier->total();
+        stats_.host_window_blocks = tier->filled();
+        stats_.host_window_blocks_saved = tier->saved();
+        stats_.host_window_blocks_loaded = tier->loaded();
+    }
+    stats_.disk_blocks_total = stats_.disk_blocks = 0;
+    stats_.disk_blocks_spilled = stats_.disk_blocks_fetched = 0;
+    tiers_.all().each([this](const HostTier& tier) {
+        stats_.disk_blocks_total += tier.disk_total();
+        stats_.disk_blocks += tier.disk_filled();
+        stats_.disk_blocks_spilled += tier.spilled();
+        stats_.disk_blocks_fetched += tier.fetched();
+        if (stats_.disk_error.empty()) stats_.disk_error = tier.disk_error();
+    });
 }
 
 // Under mutex_: nothing stays unfinished, nothing more is taken.

@@ -32,6 +32,11 @@ bool depends_on_tokens(const SamplingParams& params) {
            params.beam_width > 0 || params.has_penalties();
 }
 
+// A beam search keeps all that it has.
+KvWindow seen_by(const SamplingParams& params, const KvWindow& window) {
+    return params.beam_width > 0 ? KvWindow{0, 0, window.of_some} : window;
+}
+
 RowSampling describe(const SamplingParams& params) {
     RowSampling row;
     if (!params.greedy() && params.beam_width == 0) {
@@ -60,7 +65,7 @@ Request::Request(RequestId request_id, std::span<const int32_t> prompt_ids, Samp
       num_stops(static_cast<uint8_t>(std::min<size_t>(sampling_params.stop_token_ids.size(), 2))),
       row_sampling(describe(sampling_params)),
       first_stop(num_stops > 0 ? sampling_params.stop_token_ids[0] : -1),
-      block_table(max_cached_tokens(), cache, sampling_params.beam_width > 0 ? KvWindow{} : window),
+      block_table(max_cached_tokens(), cache, seen_by(sampling_params, window)),
       params(std::move(sampling_params)),
       seed(sampling_seed),
       id(request_id) {

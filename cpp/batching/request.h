@@ -126,6 +126,10 @@ struct alignas(64) Request {
     [[nodiscard]] std::span<const int32_t> blocks_of(int positions) const {
         return {places, static_cast<size_t>(blocks_for_tokens(positions))};
     }
+    // The window blocks of them, where some layers have a window.
+    [[nodiscard]] std::span<const int32_t> windows_of(int positions) const {
+        return block_table.windows().blocks().first(static_cast<size_t>(blocks_for_tokens(positions)));
+    }
     // Whether a mask from outside decides which tokens may come.
     [[nodiscard]] bool constrained() const { return !params.first_mask.empty(); }
 

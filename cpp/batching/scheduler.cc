@@ -38,16 +38,17 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
     running_.reserve(max_running_);
     adapters_.reserve(max_running_);
     wishes_.reserve(max_running_);
+    fed_.reserve(max_running_);
     for (StepPlan& plan : plans_) {
         plan.chunks.reserve(max_running_);
-        const size_t of_tier = pool.tier() != nullptr ? 2 * HostTier::kMostMoves : 0;
-        plan.moves.reserve(2 * max_running_ + of_tier * static_cast<size_t>(total_blocks_));
+        plan.moves.reserve(4 * max_running_ + pool.most_moves());
     }
 }
 
 void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int beam_width) const {
     const int cached = prompt_tokens + std::max(max_new_tokens - 1, 0);
     int needed = limits_.window().most_blocks(cached);
+    int read = limits_.window().most_window_blocks(blocks_for_tokens(cached));
     if (beam_width > 0) {
         if (static_cast<size_t>(beam_width) > max_running_) {
             throw std::invalid_argument("the beam search is " + std::to_string(beam_width) +
@@ -55,12 +56,20 @@ void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int be
                                         std::to_string(max_running_) + " sequences at a time");
         }
         needed = blocks_for_tokens(prompt_tokens) + BeamTables::blocks_for(beam_width, prompt_tokens, cached);
+        read = needed;
     }
     if (needed > total_blocks_) {
         throw std::invalid_argument(
             "the request needs " + std::to_string(needed) + " KV blocks (" + std::to_string(prompt_tokens) +
             " prompt tokens + " + std::to_string(max_new_tokens) + " to generate), the cache has " +
             std::to_string(total_blocks_) + "; shorten the request or raise kv_cache_blocks");
+    }
+    if (pool_.windows() != nullptr && read > pool_.windows()->most()) {
+        throw std::invalid_argument(
+            "the request reads " + std::to_string(read) + " blocks of the layers with a window at a time (" +
+            std::to_string(prompt_tokens) + " prompt tokens + " + std::to_string(max_new_tokens) +
+            " to generate), and the cache has " + std::to_string(pool_.windows()->most()) +
+            "; shorten the request or raise kv_cache_blocks");
     }
 }
 
@@ -84,6 +93,7 @@ const StepPlan* Scheduler::schedule_ahead() {
 
 void Scheduler::begin_plan() {
     lacks_blocks_ = false;
+    slide_fed();
     if (std::exchange(unused_, false)) return;
     plan_ = plan_ == &plans_[0] ? &plans_[1] : &plans_[0];
     plan_->chunks.clear();
@@ -91,6 +101,13 @@ void Scheduler::begin_plan() {
     plan_->num_tokens = plan_->num_logit_rows = plan_->num_decodes = plan_->num_drafts = 0;
     plan_->needs_host = false;
     plan_->queried_tokens = plan_->cached_tokens = plan_->recomputed_tokens = plan_->preemptions = 0;
+}
+
+// What a step feeds its requests lies in window blocks that are set aside for the chunks of one step: nobody
+// may keep them into the next.
+void Scheduler::slide_fed() {
+    for (Request* request : fed_) request->block_table.slide(pool_, request->num_computed);
+    fed_.clear();
 }
 
 void Scheduler::fill_plan() {
@@ -116,6 +133,9 @@ void Scheduler::fill_plan() {
 void Scheduler::add_copy(const BlockCopy& copy) {
     pool_.take_moves(plan_->moves);
     plan_->moves.push_back({BlockMove::Kind::kCopy, copy.from, copy.to});
+    if (pool_.windows() == nullptr) return;
+    plan_->moves.push_back(
+        {BlockMove::Kind::kCopy, pool_.window_of(copy.from), pool_.window_of(copy.to), KvGroup::kWindow});
 }
 
 void Scheduler::forget_cache() {
@@ -124,7 +144,7 @@ void Scheduler::forget_cache() {
         pool_.take_moves(plan.moves);
         plan.moves.clear();
     }
-    if (pool_.tier() != nullptr) pool_.tier()->abandon_moves();
+    pool_.tiers().each([](HostTier& tier) { tier.abandon_moves(); });
 }
 
 // What is left to do for a request that has just left running_.
@@ -132,6 +152,7 @@ void Scheduler::stop_running(Request& request) {
     extra_beams_ -= static_cast<size_t>(request.width() - 1);
     host_bound_ -= request.needs_host() ? 1 : 0;
     request.give_back(pool_);
+    std::erase(fed_, &request);
     request.drafts.clear();
     if (drafter_ != nullptr && request.draft_state != nullptr) drafter_->release(request);
 }
@@ -222,6 +243,7 @@ void Scheduler::add_chunk(Request& request) {
     if (tokens <= 0) return;
     request.block_table.slide(pool_, request.num_computed);
     request.block_table.grow(pool_, request.num_computed + tokens);
+    if (tokens > 1 && pool_.windows() != nullptr) fed_.push_back(&request);
     add_tokens(request, tokens, logits);
     plan_->recomputed_tokens +=
         std::max(0, std::min(request.num_computed + tokens, request.most_computed) - request.num_computed);
@@ -273,7 +295,9 @@ int Scheduler::place_drafts(Request& request) {
     const int fed = request.num_computed + 1;
     int tokens = fed + static_cast<int>(request.drafts.size());
     // The others must keep a block each to grow by, or a guess could drive one of them out.
-    const int spare = pool_.available() - static_cast<int>(running_.size());
+    const KvNeed room = available();
+    const int spare = std::min(room.blocks, table.windows().wants_more() ? room.windows : room.blocks) -
+                      static_cast<int>(running_.size());
     const int missing = blocks_for_tokens(tokens) - table.num_places();
     if (missing > 0 && (missing > spare || !table.reserve(pool_, tokens))) {
         tokens = table.num_places() * kBlockTokens;
@@ -285,10 +309,10 @@ int Scheduler::place_drafts(Request& request) {
 
 // Most chunks are a token that fills no block: of those nothing is to be done, unless somebody is special.
 void Scheduler::keep_computed(const StepPlan& plan, bool failed) {
-    if (pool_.tier() != nullptr) {
-        pool_.tier()->settle(plan.moves);
-        if (failed) pool_.tier()->clear();  // what a request's useless logits came from may lie there
-    }
+    pool_.tiers().each([&](HostTier& tier) {
+        tier.settle(plan.moves);
+        if (failed) tier.clear();  // what a request's useless logits came from may lie there
+    });
     const bool special = failed || plan.needs_host;
     for (const ScheduledChunk& chunk : plan.chunks) {
         if (special || chunk.start / kBlockTokens != chunk.end() / kBlockTokens) keep_chunk(chunk);
@@ -348,6 +372,7 @@ void Scheduler::abandon() noexcept {
         }
     }
     running_.clear();
+    fed_.clear();
     extra_beams_ = 0;
     host_bound_ = 0;
 }

@@ -12,14 +12,15 @@
 namespace castiron {
 
 struct SchedulerLimits {
-    int max_batch_size = 0;  // requests running at a time
-    int max_num_tokens = 0;  // tokens in a step: decodes and prefill chunks together
-    int max_logit_rows = 0;  // rows of logits in a step
-    int max_seq_len = 0;     // prompt and output of one request
-    int max_loras = 0;       // different adapters running at a time
-    int kv_window = 0;       // how far back attention looks, in tokens; 0: to the beginning
+    int max_batch_size = 0;       // requests running at a time
+    int max_num_tokens = 0;       // tokens in a step: decodes and prefill chunks together
+    int max_logit_rows = 0;       // rows of logits in a step
+    int max_seq_len = 0;          // prompt and output of one request
+    int max_loras = 0;            // different adapters running at a time
+    int kv_window = 0;            // how far back attention looks, in tokens; 0: to the beginning
+    bool window_of_some = false;  // in some layers; to the beginning in others
 
-    [[nodiscard]] KvWindow window() const { return {kv_window, max_num_tokens}; }
+    [[nodiscard]] KvWindow window() const { return {kv_window, max_num_tokens, window_of_some}; }
 };
 
 // What is promised to a request that starts to run.
@@ -48,6 +49,10 @@ struct ScheduledChunk {
     [[nodiscard]] std::span<const int32_t> blocks() const {
         return beam >= 0 ? request->beams->tables.blocks(beam) : request->blocks_of(start + num_tokens);
     }
+    // The window blocks of blocks(), where some layers have a window.
+    [[nodiscard]] std::span<const int32_t> windows() const {
+        return beam >= 0 ? request->beams->tables.windows(beam) : request->windows_of(start + num_tokens);
+    }
     // No other chunk of its request comes behind it.
     [[nodiscard]] bool last_of_request() const {
         return beam < 0 || beam + 1 == request->beams->search.num_live();
@@ -75,6 +80,16 @@ struct StepPlan {
     [[nodiscard]] int num_prefill_tokens() const { return num_tokens - num_decodes - num_drafts; }
 };
 
+// Room in the KV cache.
+struct KvNeed {
+    int blocks = 0;
+    int windows = 0;  // window blocks, where some layers have a window
+
+    [[nodiscard]] bool within(const KvNeed& room) const {
+        return blocks <= room.blocks && windows <= room.windows;
+    }
+};
+
 enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens, kAdapters };
 
 // Requests are served by priority (smaller numbers first), then in the order of arrival.
@@ -99,7 +114,8 @@ enum class Blocked : uint8_t { kNothing, kBatchSize, kKvBlocks, kNumTokens, kAda
 //   block that somebody else was promised or could need to grow by.
 //
 // - Of a model whose every layer has a sliding window a request gives back the blocks behind it as it goes,
-//   and is promised no more than it holds at a time. A beam search keeps all.
+//   and is promised no more than it holds at a time; where some layers have one, the same is so of window
+//   blocks. A beam search keeps all.
 //
 // So every step moves every decoding request and the first prefill; there is no deadlock, no starvation among
 // equals and no idle step.
@@ -155,6 +171,7 @@ public:
 
 private:
     void begin_plan();
+    void slide_fed();
     void fill_plan();
     void add_copy(const BlockCopy& copy);
     void drop_finished();
@@ -181,6 +198,9 @@ private:
     [[nodiscard]] bool has_place_for_adapter(const Request& request);
     [[nodiscard]] bool open(Request& request);
     [[nodiscard]] bool promise_blocks(Request& request);
+    [[nodiscard]] KvNeed growth() const;
+    [[nodiscard]] KvNeed needs(const Request& request) const;
+    [[nodiscard]] KvNeed available() const;
     [[nodiscard]] bool has_room_ahead();
     void make_room();
     void make_room_for(const Request& request);
@@ -197,6 +217,7 @@ private:
     int host_bound_ = 0;                    // of them: those that need the host between steps
     size_t extra_beams_ = 0;                // sequences that they may run besides one each
     std::vector<const Adapter*> adapters_;  // of the running, each once; of the last look alone
+    std::vector<Request*> fed_;             // of the running: those that the step before fed several tokens
     std::vector<DraftWish> wishes_;
     Drafter* drafter_ = nullptr;  // the one that was last asked
     std::array<StepPlan, 2> plans_;
@@ -207,7 +228,7 @@ private:
     bool lacks_blocks_ = false;  // in this step a decoding request took the blocks of another
     // The request that could not be opened at the last try, what was available then, and the tries since.
     const Request* refused_ = nullptr;
-    int refused_available_ = 0;
+    KvNeed refused_available_;
     int refused_steps_ = 0;
 };
 

@@ -60,7 +60,7 @@ bool Scheduler::has_place_for_adapter(const Request& request) {
 
 // Blocks for a request that is to run: those that the cache has for it and promises for the rest.
 bool Scheduler::open(Request& request) {
-    if (&request == refused_ && !running_.empty() && pool_.available() <= refused_available_ &&
+    if (&request == refused_ && !running_.empty() && available().within(refused_available_) &&
         ++refused_steps_ % kStepsBetweenTries != 0) {
         return false;
     }
@@ -69,7 +69,7 @@ bool Scheduler::open(Request& request) {
     if (!promise_blocks(request)) {
         request.give_back(pool_);
         refused_ = &request;
-        refused_available_ = pool_.available();
+        refused_available_ = available();
         return false;
     }
     refused_ = nullptr;
@@ -91,7 +91,31 @@ bool Scheduler::promise_blocks(Request& request) {
     if (policy_ == CapacityPolicy::kGuaranteedNoEvict) return request.block_table.reserve(pool_, life);
     // With a block to grow by for each of the others: whoever comes must not drive somebody out at once.
     return request.block_table.reserve(pool_, std::min(request.num_tokens() + 1, life)) &&
-           (running_.empty() || pool_.available() >= static_cast<int>(running_.size()));
+           growth().within(available());
+}
+
+// A block for every running request.
+KvNeed Scheduler::growth() const {
+    const auto windows = std::count_if(running_.begin(), running_.end(), [](const Request* request) {
+        return request->block_table.windows().wants_more();
+    });
+    return {static_cast<int>(running_.size()), static_cast<int>(windows)};
+}
+
+KvNeed Scheduler::available() const {
+    return {pool_.available(), pool_.windows() != nullptr ? pool_.windows()->available() : 0};
+}
+
+// What a request that waits is promised when it starts, under kMaxUtilization.
+KvNeed Scheduler::needs(const Request& request) const {
+    const int tokens = std::min(request.num_tokens() + 1, request.max_cached_tokens());
+    KvNeed need{limits_.window().most_blocks(tokens), 0};
+    if (pool_.windows() != nullptr)
+        need.windows = limits_.window().most_window_blocks(blocks_for_tokens(tokens));
+    if (request.beams == nullptr) return need;
+    need.blocks = blocks_for_tokens(request.prompt_tokens) + request.beams->tables.max_blocks();
+    if (pool_.windows() != nullptr) need.windows = need.blocks;
+    return need;
 }
 
 // A promise for the place of a decoding request's next token.
@@ -132,19 +156,18 @@ void Scheduler::make_room() {
 
 // Running requests of lower priority give way to one that waits, unless it would not be enough.
 void Scheduler::make_room_for(const Request& request) {
-    const int tokens = std::min(request.num_tokens() + 1, request.max_cached_tokens());
-    const int blocks = request.beams == nullptr
-                           ? limits_.window().most_blocks(tokens)
-                           : blocks_for_tokens(request.prompt_tokens) + request.beams->tables.max_blocks();
-    int within_reach = pool_.available();
+    const KvNeed need = needs(request);
+    KvNeed within_reach = available();
     for (const Request* other : running_) {
-        if (other->priority() > request.priority() && other->beams == nullptr)
-            within_reach += other->block_table.num_blocks();
+        if (other->priority() <= request.priority() || other->beams != nullptr) continue;
+        within_reach.blocks += other->block_table.num_blocks();
+        within_reach.windows += other->block_table.windows().promised();
     }
-    if (blocks > within_reach) return;
+    if (!need.within(within_reach)) return;
     for (;;) {
-        const int needed = blocks + static_cast<int>(running_.size());
-        if (has_place_for(request) && needed <= pool_.available()) return;
+        const KvNeed others = growth();
+        const KvNeed needed{need.blocks + others.blocks, need.windows + others.windows};
+        if (has_place_for(request) && needed.within(available())) return;
         const size_t gone = victim(0);
         if (gone == running_.size() || running_[gone]->priority() <= request.priority()) return;
         preempt(gone);

@@ -28,6 +28,10 @@ std::string describe_stall(int64_t step, double seconds, const StepPlan& plan, c
          plan.moves.size());
     line(text, "  KV blocks: %d used, %d cached, %d free, %d promised", pool.used(), pool.cached(),
          pool.free(), pool.promised());
+    if (const WindowPool* windows = pool.windows()) {
+        line(text, "  window blocks: %d used, %d cached, %d free, %d promised", windows->used(),
+             windows->cached(), windows->free(), windows->promised());
+    }
     line(text, "  waiting: %d requests, %lld tokens", scheduler.waiting().size(),
          static_cast<long long>(scheduler.waiting().num_tokens()));
     const auto running = scheduler.running();

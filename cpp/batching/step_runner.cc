@@ -25,9 +25,10 @@ bool wants_processing(const ScheduledChunk& chunk) {
 }  // namespace
 
 StepRunner::StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit,
-                       HostTier* tier)
+                       const HostTiers& tiers)
     : device_(device),
-      tier_(tier),
+      tiers_(tiers),
+      has_window_blocks_(limits.window_of_some),
       vocab_size_(static_cast<size_t>(vocab_size)),
       sampler_(vocab_size, vocab_limit),
       sampling_(limits, vocab_limit) {
@@ -58,6 +59,7 @@ void StepRunner::pack(const StepPlan& plan) {
         }
         sequences_.push_back(
             {first_row, chunk.num_tokens, chunk.start, chunk.blocks(), chunk.request->adapter.get()});
+        if (has_window_blocks_) sequences_.back().window_table = chunk.windows();
         device_samples_ = device_samples_ && sampling_.add(chunk);
         first_row += chunk.num_tokens;
         count_started(chunk);
@@ -98,16 +100,17 @@ void StepRunner::start(const StepPlan& plan) {
 }
 
 void StepRunner::make(const BlockMove& move) {
+    HostTier* tier = tiers_.of(move.group);
     switch (move.kind) {
         case BlockMove::Kind::kCopy:
-            return device_.copy_kv_block(move.from, move.to);
+            return device_.copy_kv_block(move.group, move.from, move.to);
         case BlockMove::Kind::kSave:
-            return device_.save_kv_block(move.from, tier_->data(move.to));
+            return device_.save_kv_block(move.group, move.from, tier->data(move.to));
         case BlockMove::Kind::kLoad:
-            return device_.load_kv_block(tier_->data(move.from), move.to);
+            return device_.load_kv_block(move.group, tier->data(move.from), move.to);
         case BlockMove::Kind::kSpill:
         case BlockMove::Kind::kFetch:
-            return tier_->make(move);
+            return tier->make(move);
     }
 }
 

@@ -24,9 +24,9 @@ public:
     };
 
     // vocab_limit: ids from it on are never sampled.
-    // tier: where the moves of plans lead to, besides the pool.
+    // tiers: where the moves of plans lead to, besides the pools.
     StepRunner(Device& device, const SchedulerLimits& limits, int vocab_size, int vocab_limit,
-               HostTier* tier = nullptr);
+               const HostTiers& tiers = {});
 
     // Lays the plan out as rows of the batch. From here on its tokens count as computed.
     void pack(const StepPlan& plan);
@@ -65,7 +65,8 @@ private:
     [[nodiscard]] SampledToken sampled_row(size_t row, std::span<TokenLogprob> top) const;
 
     Device& device_;
-    HostTier* tier_;
+    const HostTiers tiers_;
+    const bool has_window_blocks_;
     size_t vocab_size_;
     Sampler sampler_;
     std::vector<int32_t> token_ids_;

@@ -13,7 +13,7 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 constexpr size_t kMaxParams = 64;
 constexpr size_t kMaxGridDims = 3;
 
-constexpr std::array<std::pair<const char*, StepInput>, 23> kStepInputs{{
+constexpr std::array<std::pair<const char*, StepInput>, 25> kStepInputs{{
     {"token_ids", StepInput::kTokenIds},
     {"positions", StepInput::kPositions},
     {"logit_rows", StepInput::kLogitRows},
@@ -24,6 +24,8 @@ constexpr std::array<std::pair<const char*, StepInput>, 23> kStepInputs{{
     {"decode_seq", StepInput::kDecodeSeq},
     {"tile_seq", StepInput::kTileSeq},
     {"tile_row", StepInput::kTileRow},
+    {"window_slots", StepInput::kWindowSlots},
+    {"window_table", StepInput::kWindowTable},
     {"token_source", StepInput::kTokenSource},
     {"temperature", StepInput::kTemperature},
     {"top_k", StepInput::kTopK},

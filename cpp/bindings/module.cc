@@ -130,11 +130,11 @@ void make_engine(PyEngine* self, nb::handle program_dict, const std::string& wei
             made->fixed.weights_bytes += weight.bytes;
             weight.data = nullptr;  // the device has its copy, and the mapping ends here
         }
-        const uint64_t block_bytes = device->kv_block_bytes();
+        const KvShape shape{device->kv_block_bytes(), device->kv_window_group().block_bytes, {}};
         made->engine = std::make_unique<Engine>(std::move(device), program->limits, program->vocab_size,
                                                 options.engine, std::move(drafter));
-        made->fixed.kv_block_bytes = block_bytes;
-        made->fixed.kv_bytes = block_bytes * static_cast<uint64_t>(made->engine->pool_size().blocks);
+        made->fixed.kv_shape = shape;
+        made->fixed.kv_bytes = bytes_of(made->engine->pool_size(), shape);
         if (on_gpu != nullptr) made->fixed.cuda = on_gpu->facts();  // the engine owns it; graphs are captured
     }
     new (self) PyEngine(std::move(*made));

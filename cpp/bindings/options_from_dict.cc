@@ -60,6 +60,7 @@ Options options_from_dict(nb::handle dict) {
     integer("max_queue_size", 1, options.engine.max_queue_size);
     whole("max_queued_tokens", 0, kAnything, options.engine.max_queued_tokens);
     boolean("prefix_caching", options.engine.prefix_caching);
+    whole("kv_cache_bytes", 0, kAnything, options.engine.kv_cache_bytes);
     whole("host_tier_bytes", 0, kAnything, options.engine.host_tier_bytes);
     whole("disk_tier_bytes", 0, kAnything, options.engine.disk_tier_bytes);
     given("disk_tier_folder", [&](const nb::object& value, const std::string& path) {
@@ -93,6 +94,7 @@ Options options_from_dict(nb::handle dict) {
     }
     fields.finish({"num_threads",
                    "kv_cache_blocks",
+                   "kv_cache_bytes",
                    "max_batch_size",
                    "max_num_tokens",
                    "max_queue_size",

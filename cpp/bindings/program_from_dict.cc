@@ -292,7 +292,9 @@ void read_kv_layers(nb::handle list, const std::string& path, Program& program) 
         };
         read_scales("k_scale", layer.k_scale);
         read_scales("v_scale", layer.v_scale);
-        fields.finish({"kv_heads", "head_dim", "v_head_dim", "dtype", "k_scale", "v_scale"});
+        if (const nb::object window = fields.optional("window"); window.is_valid())
+            layer.window = static_cast<int>(as_integer(window, fields.path("window"), 0, 1 << 24));
+        fields.finish({"kv_heads", "head_dim", "v_head_dim", "dtype", "k_scale", "v_scale", "window"});
         program.kv_layers.push_back(layer);
     });
 }

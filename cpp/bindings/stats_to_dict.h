@@ -21,7 +21,7 @@ struct StaticStats {
     uint64_t arena_bytes = 0;
     uint64_t weights_bytes = 0;
     uint64_t kv_bytes = 0;
-    uint64_t kv_block_bytes = 0;
+    KvShape kv_shape;
 };
 
 [[nodiscard]] nanobind::dict stats_to_dict(const EngineStats& stats, const SchedulerLimits& limits,

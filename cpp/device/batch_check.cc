@@ -4,7 +4,22 @@
 
 namespace castiron {
 
-void check_batch(const Batch& batch, const Limits& limits, bool has_cache, int num_blocks) {
+namespace {
+
+void check_table(std::span<const int32_t> table, int64_t blocks, int total, const char* name) {
+    const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
+    if (static_cast<int64_t>(table.size()) < blocks)
+        fail("a table of " + std::string(name) + "s is too short");
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int32_t block = table[static_cast<size_t>(b)];
+        if (block < 0 || block >= total)
+            fail(std::string(name) + " " + std::to_string(block) + " is outside the pool");
+    }
+}
+
+}  // namespace
+
+void check_batch(const Batch& batch, const Limits& limits, bool has_cache, const PoolBlocks& pools) {
     const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
     const size_t tokens = batch.token_ids.size();
     if (tokens > static_cast<size_t>(limits.max_num_tokens)) {
@@ -26,13 +41,8 @@ void check_batch(const Batch& batch, const Limits& limits, bool has_cache, int n
         if (s.start_position < 0 || length > limits.max_seq_len) fail("a sequence passes max_seq_len");
         if (!has_cache) continue;
         const int64_t blocks = (length + kBlockTokens - 1) / kBlockTokens;
-        if (static_cast<int64_t>(s.block_table.size()) < blocks) fail("a block table is too short");
-        for (int64_t b = 0; b < blocks; ++b) {
-            const int32_t block = s.block_table[static_cast<size_t>(b)];
-            if (block < 0 || block >= num_blocks) {
-                fail("KV block " + std::to_string(block) + " is outside the pool");
-            }
-        }
+        check_table(s.block_table, blocks, pools.blocks, "KV block");
+        if (pools.window_blocks > 0) check_table(s.window_table, blocks, pools.window_blocks, "window block");
     }
     if (next != static_cast<int64_t>(tokens)) fail("sequences do not cover all rows");
 }

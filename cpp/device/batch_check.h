@@ -5,9 +5,14 @@
 
 namespace castiron {
 
+struct PoolBlocks {
+    int blocks = 0;
+    int window_blocks = 0;  // 0: none are kept apart
+};
+
 // Throws std::invalid_argument unless the batch keeps the limits, its sequences cover the rows in order, and
-// its block tables lie inside a pool of num_blocks blocks. has_cache: the program has KV layers.
-void check_batch(const Batch& batch, const Limits& limits, bool has_cache, int num_blocks);
+// its tables lie inside the pools. has_cache: the program has KV layers.
+void check_batch(const Batch& batch, const Limits& limits, bool has_cache, const PoolBlocks& pools);
 
 // Throws std::invalid_argument unless tokens come from rows of the step before, which had `rows` of them.
 void check_token_sources(const Batch& batch, size_t rows);

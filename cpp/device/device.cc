@@ -25,11 +25,11 @@ std::byte* Device::reserve_host_blocks(uint64_t) {
     throw std::invalid_argument("this device keeps no KV blocks outside of its pool");
 }
 
-void Device::save_kv_block(int, std::byte*) {
+void Device::save_kv_block(KvGroup, int, std::byte*) {
     throw std::logic_error("this device keeps no KV blocks outside of its pool");
 }
 
-void Device::load_kv_block(const std::byte*, int) {
+void Device::load_kv_block(KvGroup, const std::byte*, int) {
     throw std::logic_error("this device keeps no KV blocks outside of its pool");
 }
 

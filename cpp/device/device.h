@@ -14,15 +14,29 @@ namespace castiron {
 
 inline constexpr int kBlockTokens = 32;  // tokens in a KV block
 
+// Layers of the KV cache whose blocks lie in one pool.
+enum class KvGroup : uint8_t {
+    kAll,     // all that are not in the other: blocks
+    kWindow,  // layers with a window of attention, where others have none: window blocks
+};
+
+// What a device keeps apart for KvGroup::kWindow.
+struct KvWindowGroup {
+    int tokens = 0;            // the longest window of its layers; 0: there is no such group
+    uint64_t block_bytes = 0;  // of a window block, over its layers
+};
+
 // One request's part of a step: rows [first_row, first_row + num_rows) of the packed tokens.
 // Row i of it is the token at absolute position start_position + i; the cache already holds every
-// earlier position. block_table[p / kBlockTokens] is the pool block of position p.
+// earlier position. block_table[p / kBlockTokens] is the pool block of position p, and window_table's entry
+// its window block, where such are kept apart; places before the window name any of the sequence's.
 struct SequenceSlice {
     int first_row = 0;
     int num_rows = 0;
     int start_position = 0;
     std::span<const int32_t> block_table;
     const Adapter* adapter = nullptr;  // of this device; or null
+    std::span<const int32_t> window_table{};
 };
 
 // A step: everything a device needs besides the program. All spans stay valid until the call that they are
@@ -95,15 +109,18 @@ class Device {
 public:
     virtual ~Device() = default;
 
-    // Bytes that one KV block takes over all layers, for the pool's size.
+    // Bytes that one KV block takes over all layers but those of kv_window_group(), for the pool's size.
     [[nodiscard]] virtual uint64_t kv_block_bytes() const = 0;
     // Keys and values that lie so many tokens or more before a token are not read for it, in any layer; 0:
     // all may be. A block table's places before that name blocks of the sequence that lie within.
     [[nodiscard]] virtual int kv_window() const { return 0; }
+    // Layers that can be kept apart (KvLayer::window).
+    [[nodiscard]] virtual KvWindowGroup kv_window_group() const { return {}; }
     // By default host memory: all that is available, a quarter if nobody says.
     [[nodiscard]] virtual KvBudget kv_budget() const;
-    // Reserve the KV pool. Called once, before the first forward().
-    virtual void reserve_kv(int num_blocks) = 0;
+    // Reserve the KV pools. Called once, before the first forward(). window_blocks: 0 where nothing is to be
+    // kept apart, and block tables serve all layers.
+    virtual void reserve_kv(int num_blocks, int window_blocks) = 0;
     // Run the program. Returns logits [N, vocab_size], row-major, valid until the next step.
     [[nodiscard]] virtual std::span<const float> forward(const Batch& batch) = 0;
     // Whether forward_and_sample() can be called.
@@ -123,15 +140,16 @@ public:
     // Makes a LoRA adapter ready to run. On any thread, also while a step runs. Throws std::invalid_argument
     // where it does not fit the program, and where the device takes no adapters.
     [[nodiscard]] virtual std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const;
-    // Copy the contents of one block to another (prefix reuse of a partly filled block).
-    virtual void copy_kv_block(int from, int to) = 0;
+    // Copy the contents of one block of a group to another (prefix reuse of a partly filled block).
+    virtual void copy_kv_block(KvGroup group, int from, int to) = 0;
     // Memory of this machine that blocks can be copied to, the device's until it is gone. Called once at
     // most.
     [[nodiscard]] virtual std::byte* reserve_host_blocks(uint64_t bytes);
-    // Copy a block to that memory, of kv_block_bytes(), or back. In the order of steps and other copies: it
-    // is done when a step that was started later is, and until then the memory must stay as it is.
-    virtual void save_kv_block(int block, std::byte* to);
-    virtual void load_kv_block(const std::byte* from, int block);
+    // Copy a block of a group to that memory, as many bytes as it has, or back. In the order of steps and
+    // other copies: it is done when a step that was started later is, and until then the memory must stay as
+    // it is.
+    virtual void save_kv_block(KvGroup group, int block, std::byte* to);
+    virtual void load_kv_block(KvGroup group, const std::byte* from, int block);
 };
 
 struct HostOptions {

@@ -13,8 +13,9 @@ BeamTables::BeamTables(int width, int prompt_tokens, int64_t max_tokens)
       max_blocks_(blocks_for_tokens(max_tokens)),
       tables_(static_cast<size_t>(width)),
       next_(static_cast<size_t>(width)),
+      windows_(static_cast<size_t>(width)),
       heirs_(static_cast<size_t>(width)) {
-    for (auto* tables : {&tables_, &next_}) {
+    for (auto* tables : {&tables_, &next_, &windows_}) {
         for (auto& table : *tables) table.reserve(static_cast<size_t>(max_blocks_));
     }
     copies_.reserve(static_cast<size_t>(width));
@@ -22,19 +23,41 @@ BeamTables::BeamTables(int width, int prompt_tokens, int64_t max_tokens)
 
 bool BeamTables::reserve(BlockPool& pool) {
     if (!pool.promise(max_blocks())) return false;
+    if (pool.windows() != nullptr && !pool.windows()->promise(max_blocks())) {
+        pool.withdraw(max_blocks());
+        return false;
+    }
     promised_ = max_blocks();
+    promised_windows_ = pool.windows() != nullptr ? max_blocks() : 0;
     return true;
 }
 
 int32_t BeamTables::take(BlockPool& pool) {
     if (promised_ < 1) throw std::logic_error("the beams of a request grew past the KV blocks promised");
     --promised_;
-    return pool.take_promised();
+    const int32_t block = pool.take_promised();
+    if (promised_windows_ > 0) static_cast<void>(pool.take_window(block));
+    return block;
+}
+
+void BeamTables::let_go(BlockPool& pool, int32_t block) {
+    if (promised_windows_ > 0) pool.end_window(block);
+    pool.release(block);
+}
+
+// After the tables changed.
+void BeamTables::name_windows(const BlockPool& pool) {
+    if (promised_windows_ == 0) return;
+    for (int beam = 0; beam < live_; ++beam) {
+        auto& windows = windows_[static_cast<size_t>(beam)];
+        windows.clear();
+        for (const int32_t block : blocks(beam)) windows.push_back(pool.window_of(block));
+    }
 }
 
 void BeamTables::release(BlockPool& pool, int32_t block) {
     const bool last = pool.references(block) == 1;
-    pool.release(block);
+    let_go(pool, block);
     if (!last) return;
     if (!pool.promise(1)) throw std::logic_error("a KV block that a beam gave back is not available");
     ++promised_;
@@ -51,6 +74,7 @@ void BeamTables::branch(BlockPool& pool, std::span<const int32_t> prompt_blocks,
         table.push_back(take(pool));
         copies_.push_back({prompt_blocks[static_cast<size_t>(shared_)], table.back()});
     }
+    name_windows(pool);
 }
 
 void BeamTables::reorder(BlockPool& pool, std::span<const int> parents, int computed) {
@@ -75,6 +99,7 @@ void BeamTables::reorder(BlockPool& pool, std::span<const int> parents, int comp
         for (size_t i = own; i < table.size(); ++i) {
             if (i < full) {
                 pool.retain(table[i]);
+                if (promised_windows_ > 0) pool.read_window(table[i]);
             } else {
                 copies_.push_back({table[i], take(pool)});
                 table[i] = copies_.back().to;
@@ -83,24 +108,30 @@ void BeamTables::reorder(BlockPool& pool, std::span<const int> parents, int comp
     }
     tables_.swap(next_);
     live_ = static_cast<int>(parents.size());
+    name_windows(pool);
 }
 
 void BeamTables::grow(BlockPool& pool, int64_t tokens) {
     const auto wanted = static_cast<size_t>(blocks_for_tokens(tokens));
     for (int beam = 0; beam < live_; ++beam) {
         auto& table = tables_[static_cast<size_t>(beam)];
-        while (table.size() < wanted) table.push_back(take(pool));
+        while (table.size() < wanted) {
+            table.push_back(take(pool));
+            if (promised_windows_ > 0)
+                windows_[static_cast<size_t>(beam)].push_back(pool.window_of(table.back()));
+        }
     }
 }
 
 void BeamTables::close(BlockPool& pool) {
     for (int beam = 0; beam < live_; ++beam) {
         auto& table = tables_[static_cast<size_t>(beam)];
-        for (size_t i = table.size(); i-- > static_cast<size_t>(shared_);) pool.release(table[i]);
+        for (size_t i = table.size(); i-- > static_cast<size_t>(shared_);) let_go(pool, table[i]);
         table.clear();
     }
     live_ = 0;
     pool.withdraw(std::exchange(promised_, 0));
+    if (promised_windows_ > 0) pool.windows()->withdraw(std::exchange(promised_windows_, 0));
 }
 
 }  // namespace castiron

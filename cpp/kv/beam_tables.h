@@ -41,12 +41,18 @@ public:
     [[nodiscard]] std::span<const int32_t> blocks(int beam) const {
         return tables_[static_cast<size_t>(beam)];
     }
+    // The window blocks of them, where some layers have a window: a search reads all.
+    [[nodiscard]] std::span<const int32_t> windows(int beam) const {
+        return windows_[static_cast<size_t>(beam)];
+    }
     // To be made in this order before the next step; cleared by the next branch() or reorder().
     [[nodiscard]] std::span<const BlockCopy> copies() const { return copies_; }
 
 private:
     [[nodiscard]] int32_t take(BlockPool& pool);
+    void let_go(BlockPool& pool, int32_t block);
     void release(BlockPool& pool, int32_t block);
+    void name_windows(const BlockPool& pool);
 
     int width_;
     int prompt_tokens_;
@@ -54,10 +60,12 @@ private:
     int max_blocks_;
     int live_ = 0;
     int promised_ = 0;
+    int promised_windows_ = 0;  // from reserve() to close()
     bool branched_ = false;
     std::vector<std::vector<int32_t>> tables_;  // by beam
     std::vector<std::vector<int32_t>> next_;
-    std::vector<int> heirs_;  // by beam: the first that continues it; -1: nobody
+    std::vector<std::vector<int32_t>> windows_;  // by beam
+    std::vector<int> heirs_;                     // by beam: the first that continues it; -1: nobody
     std::vector<BlockCopy> copies_;
 };
 

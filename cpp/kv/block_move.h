@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "device/device.h"
+
 namespace castiron {
 
 // The contents of one block are to be copied to another.
@@ -11,8 +13,8 @@ struct BlockCopy {
     int32_t to = 0;
 };
 
-// A copy inside the pool, between it and the host tier, or between that and its file: then one end or both
-// are slots of those.
+// A copy inside a pool of one group of layers, between it and its host tier, or between that and its file:
+// then one end or both are slots of those.
 struct BlockMove {
     enum class Kind : uint8_t {
         kCopy,   // block to block
@@ -24,6 +26,7 @@ struct BlockMove {
     Kind kind = Kind::kCopy;
     int32_t from = 0;
     int32_t to = 0;
+    KvGroup group = KvGroup::kAll;
 
     bool operator==(const BlockMove&) const = default;
 };

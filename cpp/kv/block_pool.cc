@@ -19,7 +19,7 @@ int positive(int num_blocks) {
 
 }  // namespace
 
-BlockPool::BlockPool(int num_blocks)
+BlockPool::BlockPool(int num_blocks, int window_blocks, int set_aside)
     : tree_(positive(num_blocks)),
       evictable_(num_blocks),
       holders_(static_cast<size_t>(num_blocks)),
@@ -27,6 +27,7 @@ BlockPool::BlockPool(int num_blocks)
       last_used_(holders_.size()) {
     free_.reserve(holders_.size());
     for (int32_t block = num_blocks - 1; block >= 0; --block) free_.push_back(block);
+    if (window_blocks > 0) windows_.emplace(window_blocks, num_blocks, set_aside);
 }
 
 size_t BlockPool::checked(int32_t block) const {
@@ -102,7 +103,7 @@ void BlockPool::cache(int32_t block, int32_t parent, const CacheSalt& salt, std:
         broken(parent, "lost its last holder too early");
     tree_.insert(block, parent, salt, tokens);
     priorities_[checked(block)] = priority;
-    if (tier_ != nullptr) keys_[checked(block)] = key_below(parent, salt, tokens);
+    if (tiers_.blocks != nullptr) keys_[checked(block)] = key_below(parent, salt, tokens);
 }
 
 void BlockPool::value(int32_t block, int32_t priority) {
@@ -114,7 +115,9 @@ void BlockPool::evict() {
     ++evictions_;
     if (evictable_.empty()) return forget(oldest_cached());
     const int32_t leaf = evictable_.pop();
-    if (tier_ != nullptr) tier_->save(keys_[checked(leaf)], leaf, moves_);
+    if (tiers_.blocks != nullptr) tiers_.blocks->save(keys_[checked(leaf)], leaf, moves_);
+    if (tiers_.windows != nullptr && window_of(leaf) != WindowPool::kNone && windows_->is_sought(leaf))
+        tiers_.windows->save(keys_[checked(leaf)], window_of(leaf), moves_);
     drop_leaf(leaf);
 }
 
@@ -136,6 +139,7 @@ int32_t BlockPool::oldest_cached() const {
 void BlockPool::drop_leaf(int32_t leaf) {
     const int32_t parent = tree_.parent(leaf);
     tree_.remove(leaf);
+    if (windows_) windows_->forget(leaf);
     if (references(leaf) == 0) {
         evictable_.remove(leaf);
         --cached_;
@@ -158,11 +162,26 @@ void BlockPool::forget_all() {
     for (int32_t leaf; (leaf = tree_.some_leaf(PrefixTree::kNone)) != PrefixTree::kNone;) drop_leaf(leaf);
 }
 
-void BlockPool::use_tier(HostTier* tier) {
-    tier_ = tier;
-    if (tier == nullptr) return;
+int32_t BlockPool::take_window(int32_t block) {
+    if (windows_->is_full()) {
+        const auto [window, loser, sought] = windows_->evict();
+        if (tiers_.windows != nullptr && sought) tiers_.windows->save(keys_[checked(loser)], window, moves_);
+    }
+    return windows_->take(block);
+}
+
+int32_t BlockPool::load_window(int32_t block) {
+    const int32_t window = take_window(block);
+    if (tiers_.windows == nullptr || !tiers_.windows->load(keys_[checked(block)], window, moves_))
+        broken(block, "has no window block, and the host tier neither");
+    return window;
+}
+
+void BlockPool::use_tiers(const HostTiers& tiers) {
+    tiers_ = tiers;
+    if (tiers.blocks == nullptr) return;
     keys_.resize(holders_.size());
-    moves_.reserve(2 * HostTier::kMostMoves * holders_.size());
+    moves_.reserve(most_moves());
 }
 
 PathKey BlockPool::key_below(int32_t parent, const CacheSalt& salt, std::span<const int32_t> tokens) const {
@@ -170,12 +189,18 @@ PathKey BlockPool::key_below(int32_t parent, const CacheSalt& salt, std::span<co
 }
 
 void BlockPool::load(int32_t block) {
-    if (!tier_->load(keys_[checked(block)], block, moves_)) broken(block, "is not in the host tier");
+    if (!tiers_.blocks->load(keys_[checked(block)], block, moves_)) broken(block, "is not in the host tier");
 }
 
 void BlockPool::take_moves(std::vector<BlockMove>& moves) {
     moves.insert(moves.end(), moves_.begin(), moves_.end());
     moves_.clear();
+}
+
+size_t BlockPool::most_moves() const {
+    if (tiers_.blocks == nullptr) return 0;
+    const size_t windows = windows_ ? static_cast<size_t>(windows_->total()) : 0;
+    return 2 * HostTier::kMostMoves * (holders_.size() + windows);
 }
 
 void BlockPool::check_integrity() const {
@@ -212,6 +237,7 @@ void BlockPool::check_integrity() const {
             broken(block, "is in use and the block before it is not");
         }
     }
+    if (windows_) windows_->check_integrity(tree_, [this](int32_t block) { return references(block); });
     if (cached != cached_ || leaves != evictable_.size()) {
         throw std::logic_error(std::to_string(cached_) + " KV blocks are counted as cached, " +
                                std::to_string(cached) + " are");

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "kv/eviction_queue.h"
 #include "kv/host_tier.h"
 #include "kv/prefix_tree.h"
+#include "kv/window_pool.h"
 
 namespace castiron {
 
@@ -30,10 +32,14 @@ namespace castiron {
 // A sequence with a window takes a new block for each that it lets go, so each must be worth one, even if
 // others hold it as well. Such a holder *pays*: a shared block counts once for each holder who pays, and once
 // for all others together.
+//
+// Of a model of which some layers have a window nobody lets go of blocks early, but of their parts in these
+// layers (WindowPool). A block that leaves the tree takes its part along.
 class BlockPool {
 public:
-    // Throws std::invalid_argument unless num_blocks >= 1.
-    explicit BlockPool(int num_blocks);
+    // Throws std::invalid_argument unless num_blocks >= 1. window_blocks: of layers with a window, if others
+    // have none; else 0. set_aside: of them, for what the chunks of a step take (WindowPool).
+    explicit BlockPool(int num_blocks, int window_blocks = 0, int set_aside = 0);
 
     [[nodiscard]] int total() const { return static_cast<int>(holders_.size()); }
     [[nodiscard]] int free() const { return static_cast<int>(free_.size()); }
@@ -71,17 +77,43 @@ public:
     // Takes everything out of the prefix tree.
     void forget_all();
 
-    // What is evicted from now on goes to the tier; null: nowhere. Allocates.
-    void use_tier(HostTier* tier);
-    [[nodiscard]] HostTier* tier() const { return tier_; }
+    // None where no layer has a window, or all have.
+    [[nodiscard]] WindowPool* windows() { return windows_ ? &*windows_ : nullptr; }
+    [[nodiscard]] const WindowPool* windows() const { return windows_ ? &*windows_ : nullptr; }
+    // Where there are some: the block's window block; WindowPool::kNone where it has none.
+    [[nodiscard]] int32_t window_of(int32_t block) const { return windows_->of(block); }
+    // A window block for a block that has none, with one reader. One that is evicted for it goes to the tier.
+    [[nodiscard]] int32_t take_window(int32_t block);
+    // The same, with the contents that the tier has.
+    [[nodiscard]] int32_t load_window(int32_t block);
+    void read_window(int32_t block) { windows_->read(block); }
+    // passed: the reader's window lies behind it; else he is gone.
+    void end_window(int32_t block, bool passed = false) {
+        windows_->end(block, passed, tree_.contains(block), priorities_[checked(block)]);
+    }
+
+    // What is evicted from now on goes to the tiers, window blocks to one of their own; null: nowhere.
+    // Allocates.
+    void use_tiers(const HostTiers& tiers);
+    [[nodiscard]] const HostTiers& tiers() const { return tiers_; }
+    // With a tier: what names a block of the tree.
+    [[nodiscard]] const PathKey& key(int32_t block) const { return keys_[checked(block)]; }
     // With a tier: what names a block of these tokens below `parent`.
     [[nodiscard]] PathKey key_below(int32_t parent, const CacheSalt& salt,
                                     std::span<const int32_t> tokens) const;
+    // Holds a block, or a window block, in its tier's memory until unpin(); false where that cannot be.
+    [[nodiscard]] bool pin(const PathKey& key) { return tiers_.blocks->pin(key, moves_); }
+    [[nodiscard]] bool pin_window(const PathKey& key) { return tiers_.windows->pin(key, moves_); }
+    void unpin() {
+        tiers_.each([](HostTier& tier) { tier.unpin(); });
+    }
     // The block, which has just been cached, gets its contents from the tier.
     void load(int32_t block);
     // Appends what is to be copied from and to the tier, in this order, before anything else is done to the
     // blocks, and forgets it.
     void take_moves(std::vector<BlockMove>& moves);
+    // As many as a step can need to and from the tiers.
+    [[nodiscard]] size_t most_moves() const;
 
     // Throws std::logic_error that says what is wrong: a block in two states at once, one lost, a broken
     // promise, a tree that is none.
@@ -113,7 +145,8 @@ private:
     int promised_ = 0;
     int paid_twice_ = 0;  // what used blocks count as, over one each
     int64_t evictions_ = 0;
-    HostTier* tier_ = nullptr;
+    std::optional<WindowPool> windows_;
+    HostTiers tiers_;
     std::vector<PathKey> keys_;     // with a tier: by block, of those in the tree
     std::vector<BlockMove> moves_;  // to and from it, to be made before the next step
 };

@@ -11,7 +11,8 @@ BlockTable::BlockTable(int64_t max_tokens, const CacheUse& use, const KvWindow& 
       window_(window),
       max_blocks_(blocks_for_tokens(max_tokens)),
       most_held_(window.most_blocks(max_tokens)),
-      slides_(window.first_kept(static_cast<int>(max_tokens)) >= kBlockTokens) {
+      slides_(!window.of_some && window.first_kept(static_cast<int>(max_tokens)) >= kBlockTokens),
+      windows_(max_blocks_, window) {
     blocks_.reserve(static_cast<size_t>(max_blocks_));
     next_slide_ = next_slide();
 }
@@ -19,7 +20,12 @@ BlockTable::BlockTable(int64_t max_tokens, const CacheUse& use, const KvWindow& 
 bool BlockTable::reserve(BlockPool& pool, int64_t tokens) {
     const int wanted = blocks_for_tokens(tokens);
     if (wanted > max_blocks_) throw std::logic_error("a sequence wants more KV blocks than its life takes");
-    if (!promise_places(pool, wanted)) return false;
+    const int read = windows_.promised();
+    if (!windows_.promise(pool, wanted)) return false;
+    if (!promise_places(pool, wanted)) {
+        windows_.cut_promise(pool, read);
+        return false;
+    }
     reserved_ = std::max(reserved_, wanted);
     return true;
 }
@@ -33,11 +39,16 @@ bool BlockTable::promise_places(BlockPool& pool, int places) {
 }
 
 int BlockTable::next_slide() const {
-    if (!slides_) return kNever;
+    if (!slides_) return windows_.next_end();
     return (released_ + 1) * kBlockTokens + window_.reach() - 1;
 }
 
 void BlockTable::let_go(BlockPool& pool, int computed) {
+    if (windows_.active()) {
+        windows_.slide(pool, blocks_, computed);
+        next_slide_ = next_slide();
+        return;
+    }
     const int first = window_.first_kept(computed) / kBlockTokens;
     for (int place = released_; place < first; ++place) {
         pool.release(blocks_[static_cast<size_t>(place)], slides_);
@@ -51,13 +62,19 @@ void BlockTable::let_go(BlockPool& pool, int computed) {
 
 void BlockTable::take(BlockPool& pool, int blocks) {
     while (static_cast<int>(blocks_.size()) < blocks) {
-        if (promised_ < 1) throw std::logic_error("a sequence grew past the KV blocks promised to it");
-        blocks_.push_back(pool.take_promised(slides_));
-        --promised_;
+        take_block(pool);
+        windows_.take(pool, blocks_.back());
     }
 }
 
+void BlockTable::take_block(BlockPool& pool) {
+    if (promised_ < 1) throw std::logic_error("a sequence grew past the KV blocks promised to it");
+    blocks_.push_back(pool.take_promised(slides_));
+    --promised_;
+}
+
 void BlockTable::close(BlockPool& pool) {
+    windows_.close(pool, blocks_);
     // Last block first: of a path in the tree the end is the first to be evicted.
     while (static_cast<int>(blocks_.size()) > released_) {
         pool.release(blocks_.back(), slides_);
@@ -107,9 +124,16 @@ bool BlockTable::copy_from(BlockPool& pool, int32_t block, std::optional<BlockCo
     if (place >= blocks_.size()) {
         // Taking a block may evict one, and it must not be this.
         if (promised_ < 1 || !pool.can_retain(block)) return false;
+        if (windows_.active()) {
+            pool.read_window(block);
+            if (!pool.windows()->has_spare()) {
+                pool.end_window(block);
+                return false;
+            }
+        }
         pool.retain(block);
-        blocks_.push_back(pool.take_promised(slides_));
-        --promised_;
+        take(pool, num_cached_ + 1);
+        if (windows_.active()) pool.end_window(block);
         pool.release(block);
     }
     copy = {block, blocks_[place]};
@@ -118,9 +142,9 @@ bool BlockTable::copy_from(BlockPool& pool, int32_t block, std::optional<BlockCo
 
 // Whether the tier has the next block, and the sequence a place for it.
 bool BlockTable::in_tier(const BlockPool& pool, std::span<const int32_t> tokens) const {
-    if (pool.tier() == nullptr || tokens.size() < kBlockTokens) return false;
+    if (pool.tiers().blocks == nullptr || tokens.size() < kBlockTokens) return false;
     if (num_cached_ == static_cast<int>(blocks_.size()) && promised_ < 1) return false;
-    return pool.tier()->contains(pool.key_below(path_end(), use_.salt, tokens.first(kBlockTokens)));
+    return pool.tiers().blocks->contains(pool.key_below(path_end(), use_.salt, tokens.first(kBlockTokens)));
 }
 
 // The next block comes from the tier into the sequence's own place, and enters the tree.
@@ -134,6 +158,7 @@ void BlockTable::load(BlockPool& pool, std::span<const int32_t> tokens) {
 int BlockTable::reuse(BlockPool& pool, std::span<const int32_t> tokens, int computed,
                       std::optional<BlockCopy>& copy) {
     if (!at_path_end(pool)) return computed;
+    if (windows_.active()) return reuse_windows(pool, tokens, computed, copy);
     for (;;) {
         const int begin = num_cached_ * kBlockTokens;
         if (begin >= static_cast<int>(tokens.size())) return computed;
@@ -167,7 +192,8 @@ void BlockTable::enter(BlockPool& pool, std::span<const int32_t> tokens, int com
         const auto part = tokens.subspan(static_cast<size_t>(num_cached_) * kBlockTokens, kBlockTokens);
         const auto found = pool.tree().find(path_end(), use_.salt, part);
         if (found.tokens == kBlockTokens) {
-            // Somebody computed the same at the same time.
+            // Somebody computed the same at the same time, or before, and its window block is gone.
+            windows_.exchange(pool, num_cached_, blocks_[static_cast<size_t>(num_cached_)], found.block);
             if (!share(pool, found.block)) throw std::logic_error("a KV block cannot be exchanged");
             continue;
         }

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "kv/block_pool.h"
 #include "kv/cache_key.h"
 #include "kv/kv_window.h"
+#include "kv/window_table.h"
 
 namespace castiron {
 
@@ -26,10 +26,11 @@ namespace castiron {
 // found there, or entered when they were full. Where the tree had the same block already, the table took that
 // one and gave its own back, so the first num_cached() blocks are always one path of the tree.
 //
-// With a window (KvWindow) the table lets go of blocks that nobody reads any more. Their places in blocks()
-// name the first block that is still held, so that a device which looks there finds numbers, and none that
-// count. Each of them is worth a block (BlockPool), so the promise moves on with the window: there are never
-// more than KvWindow::most_blocks(), held and promised together.
+// Where all layers have a window (KvWindow) the table lets go of blocks that nobody reads any more. Their
+// places in blocks() name the first block that is still held, so that a device which looks there finds
+// numbers, and none that count. Each of them is worth a block (BlockPool), so the promise moves on with the
+// window: there are never more than KvWindow::most_blocks(), held and promised together. Where some layers
+// have one, it keeps its blocks and goes on without the window blocks of those behind (WindowTable).
 class BlockTable {
 public:
     // Capacity for a whole life of max_tokens cached tokens: the only allocation, made where the request is
@@ -47,6 +48,7 @@ public:
     // Blocks behind the window, which were let go.
     [[nodiscard]] int num_released() const { return released_; }
     [[nodiscard]] bool slides() const { return slides_; }
+    [[nodiscard]] const WindowTable& windows() const { return windows_; }
     // Held and promised.
     [[nodiscard]] int num_blocks() const { return num_places() - released_; }
     // Places that have a block, had one or are promised one.
@@ -63,8 +65,8 @@ public:
             take(pool, blocks_for_tokens(tokens));
     }
     // `computed` positions are in the cache: lets go of blocks that no later one reads, and is promised as
-    // many for what it still lacks of the positions last reserved. A step that still reads them must be done,
-    // or run before whatever is written to them next.
+    // many for what it still lacks of the positions last reserved; or of their window blocks. A step that
+    // still reads them must be done, or run before whatever is written to them next.
     void slide(BlockPool& pool, int computed) {
         if (computed >= next_slide_) let_go(pool, computed);
     }
@@ -76,7 +78,8 @@ public:
     // block after them the matching part is used by way of a copy, for which `copy` is set, once the table
     // has a promise. A block that the host tier has is loaded into one that was promised. On a table without
     // promises it stops where the pool has no block to spare. What the pool is told to move on the way comes
-    // before the copy.
+    // before the copy. Where some layers have a window it goes on from the last place that has the window
+    // blocks which the next token sees.
     [[nodiscard]] int reuse(BlockPool& pool, std::span<const int32_t> tokens, int computed,
                             std::optional<BlockCopy>& copy);
     // Enters the blocks that are full now into the prefix tree. `tokens` are the sequence's, of which
@@ -88,8 +91,9 @@ public:
     void forget(BlockPool& pool);
 
 private:
-    static constexpr int kNever = std::numeric_limits<int>::max();
+    static constexpr int kNever = WindowTable::kNever;
 
+    void take_block(BlockPool& pool);
     void take(BlockPool& pool, int blocks);
     void let_go(BlockPool& pool, int computed);
     [[nodiscard]] int next_slide() const;
@@ -103,6 +107,14 @@ private:
     [[nodiscard]] bool at_path_end(const BlockPool& pool) const;
     [[nodiscard]] int32_t path_end() const;
 
+    // path_match.cc
+    [[nodiscard]] int match(const BlockPool& pool, std::span<const int32_t> tokens, int computed,
+                            bool with_tiers) const;
+    [[nodiscard]] bool pin(BlockPool& pool, std::span<const int32_t> tokens, int blocks) const;
+    void follow(BlockPool& pool, std::span<const int32_t> tokens, int blocks);
+    [[nodiscard]] int reuse_windows(BlockPool& pool, std::span<const int32_t> tokens, int computed,
+                                    std::optional<BlockCopy>& copy);
+
     std::vector<int32_t> blocks_;
     int promised_ = 0;
     int num_cached_ = 0;
@@ -114,6 +126,7 @@ private:
     const bool slides_;
     int reserved_ = 0;  // places, at the most
     int released_ = 0;
+    WindowTable windows_;
 };
 
 }  // namespace castiron

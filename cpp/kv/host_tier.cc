@@ -7,12 +7,16 @@ namespace castiron {
 
 using Kind = BlockMove::Kind;
 
-HostTier::HostTier(std::byte* memory, int slots, uint64_t block_bytes, std::unique_ptr<BlockFile> disk)
+HostTier::HostTier(std::byte* memory, int slots, uint64_t block_bytes, std::unique_ptr<BlockFile> disk,
+                   KvGroup group)
     : memory_(memory),
       block_bytes_(block_bytes),
+      group_(group),
       slots_(slots),
       disk_(std::move(disk)),
-      disk_slots_(disk_ == nullptr ? 0 : disk_->slots()) {}
+      disk_slots_(disk_ == nullptr ? 0 : disk_->slots()) {
+    pinned_.reserve(static_cast<size_t>(slots));
+}
 
 bool HostTier::contains(const PathKey& key) const {
     return slots_.find(key) != TierSlots::kNone ||
@@ -29,7 +33,7 @@ void HostTier::spill(int32_t slot, std::vector<BlockMove>& moves) {
     const int32_t to = disk_slots_.spare();
     if (to == TierSlots::kNone) return;
     disk_slots_.write(to, key);
-    moves.push_back({Kind::kSpill, slot, to});
+    moves.push_back({Kind::kSpill, slot, to, group_});
     ++spilled_;
 }
 
@@ -39,26 +43,44 @@ void HostTier::save(const PathKey& key, int32_t block, std::vector<BlockMove>& m
     if (slot == TierSlots::kNone) return;
     spill(slot, moves);
     slots_.write(slot, key);
-    moves.push_back({Kind::kSave, block, slot});
+    moves.push_back({Kind::kSave, block, slot, group_});
     ++saved_;
 }
 
+// The slot in memory that has the block, or will have it; kNone where that cannot be.
+int32_t HostTier::bring(const PathKey& key, std::vector<BlockMove>& moves) {
+    if (!contains(key)) return TierSlots::kNone;
+    if (const int32_t known = slots_.find(key); known != TierSlots::kNone) return known;
+    const int32_t from = disk_slots_.find(key);
+    disk_slots_.read(from);  // first, so that it is not spilled to
+    const int32_t slot = slots_.spare();
+    spill(slot, moves);
+    slots_.write(slot, key);
+    moves.push_back({Kind::kFetch, from, slot, group_});
+    ++fetched_;
+    return slot;
+}
+
 bool HostTier::load(const PathKey& key, int32_t block, std::vector<BlockMove>& moves) {
-    if (!contains(key)) return false;
-    int32_t slot = slots_.find(key);
-    if (slot == TierSlots::kNone) {
-        const int32_t from = disk_slots_.find(key);
-        disk_slots_.read(from);  // first, so that it is not spilled to
-        slot = slots_.spare();
-        spill(slot, moves);
-        slots_.write(slot, key);
-        moves.push_back({Kind::kFetch, from, slot});
-        ++fetched_;
-    }
+    const int32_t slot = bring(key, moves);
+    if (slot == TierSlots::kNone) return false;
     slots_.read(slot);
-    moves.push_back({Kind::kLoad, slot, block});
+    moves.push_back({Kind::kLoad, slot, block, group_});
     ++loaded_;
     return true;
+}
+
+bool HostTier::pin(const PathKey& key, std::vector<BlockMove>& moves) {
+    const int32_t slot = bring(key, moves);
+    if (slot == TierSlots::kNone) return false;
+    slots_.read(slot);
+    pinned_.push_back(slot);
+    return true;
+}
+
+void HostTier::unpin() {
+    for (const int32_t slot : pinned_) slots_.done(slot);
+    pinned_.clear();
 }
 
 void HostTier::make(const BlockMove& move) {
@@ -78,6 +100,7 @@ void HostTier::make(const BlockMove& move) {
 
 void HostTier::settle(std::span<const BlockMove> moves) {
     for (const BlockMove& move : moves) {
+        if (move.group != group_) continue;
         switch (move.kind) {
             case Kind::kCopy:
                 break;

@@ -14,14 +14,15 @@
 
 namespace castiron {
 
-// A number of slots in this machine's memory, each of the size of a block, found by what the block depends on
-// and given up by their last use: to a file, if there is one, from which they come back through memory. It
-// plans what is to be copied; who runs the next step copies, and says when that is done. Not thread-safe: the
-// engine thread owns it. Allocates in the constructor only.
+// A number of slots in this machine's memory, each of the size of a block of a group, found by what the block
+// depends on and given up by their last use: to a file, if there is one, from which they come back through
+// memory. It plans what is to be copied; who runs the next step copies, and says when that is done. Not
+// thread-safe: the engine thread owns it. Allocates in the constructor only.
 class HostTier {
 public:
-    // memory: of `slots` blocks of block_bytes; it outlives this. disk: or null.
-    HostTier(std::byte* memory, int slots, uint64_t block_bytes, std::unique_ptr<BlockFile> disk = nullptr);
+    // memory: of `slots` blocks of block_bytes; it outlives this. disk: or null. group: whose blocks.
+    HostTier(std::byte* memory, int slots, uint64_t block_bytes, std::unique_ptr<BlockFile> disk = nullptr,
+             KvGroup group = KvGroup::kAll);
 
     [[nodiscard]] std::byte* data(int32_t slot) const {
         return memory_ + static_cast<uint64_t>(slot) * block_bytes_;
@@ -33,10 +34,15 @@ public:
     void save(const PathKey& key, int32_t block, std::vector<BlockMove>& moves);
     // Adds what copies it back to `block`; false where it is not here.
     [[nodiscard]] bool load(const PathKey& key, int32_t block, std::vector<BlockMove>& moves);
+    // Brings the block into memory, if it is on the disk, and keeps it there until unpin(); false where that
+    // cannot be.
+    [[nodiscard]] bool pin(const PathKey& key, std::vector<BlockMove>& moves);
+    // Of all that are pinned.
+    void unpin();
     // Makes a move that does not touch the pool. A disk that fails is not used any more: what was to be
     // written is lost. Throws std::runtime_error where something was to be read.
     void make(const BlockMove& move);
-    // All that was planned in `moves` is done.
+    // All of its own that was planned in `moves` is done.
     void settle(std::span<const BlockMove> moves);
     // What was planned and is not done will never be.
     void abandon_moves();
@@ -60,10 +66,13 @@ public:
 private:
     [[nodiscard]] bool uses_disk() const { return disk_ != nullptr && disk_error_.empty(); }
     void spill(int32_t slot, std::vector<BlockMove>& moves);
+    [[nodiscard]] int32_t bring(const PathKey& key, std::vector<BlockMove>& moves);
 
     std::byte* memory_;
     uint64_t block_bytes_;
+    KvGroup group_;
     TierSlots slots_;
+    std::vector<int32_t> pinned_;
     std::unique_ptr<BlockFile> disk_;
     TierSlots disk_slots_;
     int64_t saved_ = 0;
@@ -71,6 +80,20 @@ private:
     int64_t spilled_ = 0;
     int64_t fetched_ = 0;
     std::string disk_error_;
+};
+
+// Those of the groups of layers; null where nothing is kept.
+struct HostTiers {
+    HostTier* blocks = nullptr;
+    HostTier* windows = nullptr;  // where some layers have a window
+
+    [[nodiscard]] HostTier* of(KvGroup group) const { return group == KvGroup::kAll ? blocks : windows; }
+    template <typename Call>
+    void each(Call call) const {
+        for (HostTier* tier : {blocks, windows}) {
+            if (tier != nullptr) call(*tier);
+        }
+    }
 };
 
 }  // namespace castiron

@@ -78,6 +78,8 @@ enum class StepInput : uint8_t {
     kDecodeSeq,
     kTileSeq,
     kTileRow,
+    kWindowSlots,  // of programs with KvLayer::window alone
+    kWindowTable,
     kTokenSource,  // of Program::sampling and feeding alone, from here on
     kTemperature,
     kTopK,
@@ -153,6 +155,9 @@ struct KvLayer {
     // One for each KV head, or none: a stored number is the value divided by its head's scale.
     std::vector<float> k_scale{};
     std::vector<float> v_scale{};
+    // Tokens that a query sees in this layer at most, itself among them, of a model of which other layers see
+    // more: it has blocks of its own then, window blocks. 0: its blocks are those of all others.
+    int window = 0;
 };
 
 struct Limits {

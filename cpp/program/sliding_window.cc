@@ -1,6 +1,8 @@
 #include "program/sliding_window.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -49,6 +51,22 @@ int sliding_window(const Program& program) {
     }
     const bool all = std::all_of(slides.begin(), slides.end(), [](bool layer) { return layer; });
     return all && longest < program.limits.max_seq_len ? static_cast<int>(longest) : 0;
+}
+
+int layer_window(const Program& program) {
+    for (const Step& step : program.steps) {
+        const auto layer = static_cast<size_t>(integer(step, "layer"));
+        if (step.kernel != "paged_attention" || layer >= program.kv_layers.size()) continue;
+        const int window = program.kv_layers[layer].window;
+        if (window > 0 && (seen(step) == 0 || seen(step) > window)) {
+            throw std::invalid_argument("KV layer " + std::to_string(layer) + " has a window of " +
+                                        std::to_string(window) + " tokens, and its attention sees " +
+                                        (seen(step) == 0 ? "everything" : std::to_string(seen(step))));
+        }
+    }
+    int longest = 0;
+    for (const KvLayer& layer : program.kv_layers) longest = std::max(longest, layer.window);
+    return longest;
 }
 
 }  // namespace castiron

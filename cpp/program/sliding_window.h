@@ -11,4 +11,8 @@ namespace castiron {
 // reads.
 [[nodiscard]] int sliding_window(const Program& program);
 
+// The longest KvLayer::window; 0: no layer has one. Throws std::invalid_argument where an attention step sees
+// more of such a layer than it says.
+[[nodiscard]] int layer_window(const Program& program);
+
 }  // namespace castiron

@@ -26,7 +26,9 @@ size_t kind_of(double probability) {
 
 int blocks_of(Device& device, const Limits& limits) {
     const KvBudget budget = device.kv_budget();
-    return choose_pool_size(0, limits, device.kv_block_bytes(), budget.available, budget.by_default).blocks;
+    // In one group: guesses are few and short, and no table of window blocks is kept for them.
+    const KvShape shape{device.kv_block_bytes() + device.kv_window_group().block_bytes, 0, {}};
+    return choose_pool_size({}, limits, shape, budget.available, budget.by_default).blocks;
 }
 
 }  // namespace
@@ -69,7 +71,7 @@ DraftModel::DraftModel(std::unique_ptr<Device> device, const Limits& limits, int
       max_tokens_(max_tokens),
       pool_(blocks_of(*device_, limits)),
       sampler_(vocab_size, vocab_limit) {
-    device_->reserve_kv(pool_.total());
+    device_->reserve_kv(pool_.total(), 0);
     parts_.reserve(static_cast<size_t>(limits_.max_batch_size));
     sequences_.reserve(static_cast<size_t>(limits_.max_batch_size));
     token_ids_.reserve(static_cast<size_t>(limits_.max_num_tokens));

@@ -49,7 +49,7 @@ public:
         for (size_t i = 0; i < logits_.size(); ++i) logits_[i] = static_cast<float>(i * 31 % 97) * 0.1F;
     }
     uint64_t kv_block_bytes() const override { return 1; }
-    void reserve_kv(int) override {}
+    void reserve_kv(int, int) override {}
     std::span<const float> forward(const Batch& batch) override {
         if (first < 0) first = allocations;
         latest = allocations;
@@ -64,7 +64,7 @@ public:
         return {std::span(sampled_).first(rows), std::span(top_ids_).first(rows * kMaxDeviceLogprobs),
                 std::span(top_logprobs_).first(rows * (1 + kMaxDeviceLogprobs))};
     }
-    void copy_kv_block(int, int) override {}
+    void copy_kv_block(KvGroup, int, int) override {}
 
     int64_t first = -1;
     int64_t latest = -1;

@@ -127,14 +127,14 @@ struct Machine {
         CudaOptions options;
         options.graphs = graphs;
         auto made = make_cuda_device(make_program(sampling, feeding), options, driver);
-        made->reserve_kv(8);
+        made->reserve_kv(8, 0);
         return made;
     }
 
     std::string refusal(std::shared_ptr<Program> program) {
         driver = cuda.driver();
         try {
-            make_cuda_device(std::move(program), {}, driver)->reserve_kv(8);
+            make_cuda_device(std::move(program), {}, driver)->reserve_kv(8, 0);
         } catch (const std::exception& error) {
             return error.what();
         }
@@ -299,7 +299,7 @@ TEST_CASE(
         CHECK_THROWS_AS(static_cast<void>(device->finish()), std::logic_error);
         device->start(first.batch(), {sampling, {}});
         machine.cuda.failures["cuMemcpyDtoDAsync"] = cu::Result::kOutOfMemory;
-        CHECK_THROWS_AS(device->copy_kv_block(0, 1), std::runtime_error);  // so does this
+        CHECK_THROWS_AS(device->copy_kv_block(KvGroup::kAll, 0, 1), std::runtime_error);  // so does this
         machine.cuda.failures.clear();
         CHECK_THROWS_AS(static_cast<void>(device->finish()), std::logic_error);
 
@@ -466,7 +466,7 @@ TEST_CASE("scratch memory is reserved for the largest grid and is behind the fir
     CudaOptions options;
     options.graphs = false;
     auto device = make_cuda_device(program, options, machine.driver);
-    device->reserve_kv(8);
+    device->reserve_kv(8, 0);
     const DecodeStep step(1);
     static_cast<void>(device->forward(step.batch()));
     REQUIRE(machine.cuda.device_memory.contains(scratch));

@@ -170,7 +170,8 @@ TEST_CASE("the cache's parts are aligned to 256 bytes, layer after layer") {
     const KvLayout layout = kv_layout(layers);
     CHECK(layout.k_offsets == std::vector<uint64_t>{0, 3072});
     CHECK(layout.v_offsets == std::vector<uint64_t>{2560, 3584});
-    CHECK(layout.block_stride == 4096);
+    CHECK(layout.stride(KvGroup::kAll) == 4096);
+    CHECK(layout.stride(KvGroup::kWindow) == 0);
     CHECK_THROWS_WITH_AS(static_cast<void>(kv_layout(std::vector<KvLayer>{{1, 1, 1, DType::kI32}})),
                          doctest::Contains("KV layer 0: kv_heads, head_dim and v_head_dim must be 1 to 4096"),
                          std::invalid_argument);

@@ -126,18 +126,26 @@ public:
     static constexpr uint64_t kBlockBytes = kBlockTokens * sizeof(int32_t);
 
     uint64_t kv_block_bytes() const override { return kBlockBytes; }
-    int kv_window() const override { return window; }
-    void reserve_kv(int num_blocks) override {
-        cache_.assign(static_cast<size_t>(num_blocks) * kBlockTokens, kNothing);
+    int kv_window() const override { return window_of_some ? 0 : window; }
+    KvWindowGroup kv_window_group() const override {
+        return window_of_some ? KvWindowGroup{window, kBlockBytes} : KvWindowGroup{};
     }
-    void copy_kv_block(int from, int to) override { copies_.push_back({from, to, nullptr, nullptr}); }
+    void reserve_kv(int num_blocks, int window_blocks) override {
+        cache_.assign(static_cast<size_t>(num_blocks) * kBlockTokens, kNothing);
+        window_cache_.assign(static_cast<size_t>(window_blocks) * kBlockTokens, kNothing);
+    }
+    void copy_kv_block(KvGroup group, int from, int to) override {
+        copies_.push_back({group, from, to, nullptr, nullptr});
+    }
     std::byte* reserve_host_blocks(uint64_t bytes) override {
         host_blocks_.resize(bytes);
         return host_blocks_.data();
     }
-    void save_kv_block(int block, std::byte* to) override { copies_.push_back({block, 0, nullptr, to}); }
-    void load_kv_block(const std::byte* from, int block) override {
-        copies_.push_back({0, block, from, nullptr});
+    void save_kv_block(KvGroup group, int block, std::byte* to) override {
+        copies_.push_back({group, block, 0, nullptr, to});
+    }
+    void load_kv_block(KvGroup group, const std::byte* from, int block) override {
+        copies_.push_back({group, 0, block, from, nullptr});
     }
     std::shared_ptr<const Adapter> make_adapter(const LoraModules&) const override {
         return std::make_shared<FakeAdapter>(++adapters_made_);
@@ -241,7 +249,10 @@ public:
 
     // Nobody knows what the cache holds any more.
     void scramble() {
-        for (size_t i = 0; i < cache_.size(); ++i) cache_[i] = static_cast<int32_t>(i % 7) - kFirstGarbage;
+        for (auto* cache : {&cache_, &window_cache_}) {
+            for (size_t i = 0; i < cache->size(); ++i)
+                (*cache)[i] = static_cast<int32_t>(i % 7) - kFirstGarbage;
+        }
     }
 
     std::atomic<bool> hangs{false};           // steps do not come back
@@ -250,7 +261,9 @@ public:
     std::atomic<bool> fails_at_start{false};  // the next step that is started throws
     std::atomic<int> steps{0};
     std::chrono::microseconds delay{0};
-    int window = 0;                         // tokens that a token sees, itself among them; 0: all
+    int window = 0;  // tokens that a token sees, itself among them; 0: all
+    // Only some layers have it: a token is seen through the others for good, and checked in these.
+    bool window_of_some = false;
     std::vector<int32_t> poisoned_history;  // logits after this history, as the cache has it, are NaN
 
 private:
@@ -259,6 +272,7 @@ private:
 
     // From a block, or from outside, to a block, or to outside; as late as a device may.
     struct Move {
+        KvGroup group;
         int from, to;
         const std::byte* outside_from;
         std::byte* outside_to;
@@ -278,8 +292,10 @@ private:
               copies(std::move(to_copy)),
               poisoned_history(std::move(poison)) {
             for (SequenceSlice& sequence : sequences) {
-                tables.emplace_back(sequence.block_table.begin(), sequence.block_table.end());
-                sequence.block_table = tables.back();
+                for (auto* table : {&sequence.block_table, &sequence.window_table}) {
+                    tables.emplace_back(table->begin(), table->end());
+                    *table = tables.back();
+                }
             }
         }
         Batch batch() const { return {token_ids, positions, logit_rows, sequences, {}}; }
@@ -303,42 +319,53 @@ private:
     static void require(bool holds, const char* what) {
         if (!holds) throw std::logic_error(std::string("the fake device refuses the step: ") + what);
     }
-    int32_t& slot(int block, int offset) {
-        require(block >= 0 && static_cast<size_t>(block) * kBlockTokens < cache_.size(),
+    int32_t& slot(KvGroup group, int block, int offset) {
+        std::vector<int32_t>& cache = group == KvGroup::kAll ? cache_ : window_cache_;
+        require(block >= 0 && static_cast<size_t>(block) * kBlockTokens < cache.size(),
                 "block outside the pool");
-        return cache_[static_cast<size_t>(block) * kBlockTokens + static_cast<size_t>(offset)];
+        return cache[static_cast<size_t>(block) * kBlockTokens + static_cast<size_t>(offset)];
     }
-    int32_t& slot_at(const SequenceSlice& sequence, int position) {
+    int32_t& slot_at(KvGroup group, const SequenceSlice& sequence, int position) {
         const auto index = static_cast<size_t>(position / kBlockTokens);
-        require(index < sequence.block_table.size(), "block table too short");
-        return slot(sequence.block_table[index], position % kBlockTokens);
+        const auto table = group == KvGroup::kAll ? sequence.block_table : sequence.window_table;
+        require(index < table.size(), "block table too short");
+        return slot(group, table[index], position % kBlockTokens);
     }
+    // What the layers with a window hold of a token: nobody else's token, and none of another position.
+    static int32_t stamp(int32_t token, int position) { return token * 1009 + position; }
+    bool keeps_apart() const { return !window_cache_.empty(); }
 
     void copy_blocks(std::span<const Move> copies) {
         for (const Move& move : copies) {
-            const void* from = move.outside_from != nullptr ? move.outside_from
-                                                            : static_cast<const void*>(&slot(move.from, 0));
-            void* to = move.outside_to != nullptr ? move.outside_to : static_cast<void*>(&slot(move.to, 0));
+            const void* from = move.outside_from != nullptr
+                                   ? move.outside_from
+                                   : static_cast<const void*>(&slot(move.group, move.from, 0));
+            void* to = move.outside_to != nullptr ? move.outside_to
+                                                  : static_cast<void*>(&slot(move.group, move.to, 0));
             std::memcpy(to, from, kBlockBytes);
         }
     }
 
     void write(const Batch& batch) {
         int row = 0;
-        std::set<int32_t> written;
+        std::set<int32_t> written, windows_written;
         for (const SequenceSlice& sequence : batch.sequences) {
             require(sequence.first_row == row && sequence.num_rows > 0, "rows of the sequences have gaps");
             for (int i = 0; i < sequence.num_rows; ++i, ++row) {
                 const int position = sequence.start_position + i;
                 require(position < limits_.max_seq_len, "position past max_seq_len");
                 require(batch.positions[static_cast<size_t>(row)] == position, "positions");
-                slot_at(sequence, position) =
-                    batch.token_ids[static_cast<size_t>(row)] + shift_of(sequence.adapter);
+                const int32_t token = batch.token_ids[static_cast<size_t>(row)] + shift_of(sequence.adapter);
+                slot_at(KvGroup::kAll, sequence, position) = token;
+                if (keeps_apart()) slot_at(KvGroup::kWindow, sequence, position) = stamp(token, position);
             }
             for (int p = sequence.start_position / kBlockTokens;
                  p <= (sequence.start_position + sequence.num_rows - 1) / kBlockTokens; ++p) {
                 require(written.insert(sequence.block_table[static_cast<size_t>(p)]).second,
                         "two sequences write to one block");
+                if (!keeps_apart()) continue;
+                require(windows_written.insert(sequence.window_table[static_cast<size_t>(p)]).second,
+                        "two blocks of a step have one window block");
             }
         }
         require(static_cast<size_t>(row) == batch.token_ids.size(), "rows without a sequence");
@@ -349,8 +376,14 @@ private:
             if (row >= sequence.first_row + sequence.num_rows) continue;
             const int last = sequence.start_position + row - sequence.first_row;
             history_.clear();
-            const int first = window > 0 ? std::max(last - window + 1, 0) : 0;
-            for (int p = first; p <= last; ++p) history_.push_back(slot_at(sequence, p));
+            const int seen = window > 0 ? std::max(last - window + 1, 0) : 0;
+            for (int p = window_of_some ? 0 : seen; p <= last; ++p) {
+                history_.push_back(slot_at(KvGroup::kAll, sequence, p));
+                if (!keeps_apart() || p < seen) continue;
+                // What the other layers do not hold is another token's: the row says something else then.
+                const int32_t here = slot_at(KvGroup::kWindow, sequence, p);
+                if (here != stamp(history_.back(), p)) history_.push_back(here);
+            }
             hashed_logits(history_, logits);
             if (!poisoned_history.empty() && history_ == poisoned_history) {
                 logits[logits.size() / 2] = std::numeric_limits<float>::quiet_NaN();
@@ -362,6 +395,7 @@ private:
     Limits limits_;
     int vocab_size_;
     std::vector<int32_t> cache_;
+    std::vector<int32_t> window_cache_;
     std::vector<std::byte> host_blocks_;
     std::vector<int32_t> history_;
     std::vector<float> logits_;

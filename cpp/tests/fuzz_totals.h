@@ -21,13 +21,16 @@ struct FuzzTotals {
     int64_t cancelled = 0;
     int64_t failures = 0;
     int64_t poisoned = 0;
-    int64_t beam_searches = 0;  // that came to their end
-    int64_t adapted = 0;        // requests with an adapter that did
-    int64_t released = 0;       // blocks given back behind the window, by requests at their end
-    int64_t saved = 0;          // blocks copied to the host tier
-    int64_t loaded = 0;         // and back
-    int64_t fetched = 0;        // blocks that came from its file
-    int64_t slid = 0;           // requests that gave some back
+    int64_t beam_searches = 0;   // that came to their end
+    int64_t adapted = 0;         // requests with an adapter that did
+    int64_t released = 0;        // blocks given back behind the window, by requests at their end
+    int64_t saved = 0;           // blocks copied to the host tier
+    int64_t loaded = 0;          // and back
+    int64_t fetched = 0;         // blocks that came from its file
+    int64_t slid = 0;            // requests that gave some back
+    int64_t windows_passed = 0;  // window blocks that requests no longer read at their end
+    int64_t windows_evicted = 0;
+    int64_t windows_loaded = 0;  // of loaded
 };
 
 }  // namespace castiron::testing

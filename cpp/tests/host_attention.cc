@@ -340,11 +340,11 @@ TEST_CASE("a copied KV block serves like the original") {
     Layer layer({.cache = DType::kBF16}, 80, 21);
     const auto device = layer.graph.device(main_isa(), 2, 8);
     const Floats whole = forward(*device, {Run{0, 0, 80, {0, 1, 2}}});
-    device->copy_kv_block(0, 5);
-    device->copy_kv_block(1, 6);
+    device->copy_kv_block(KvGroup::kAll, 0, 5);
+    device->copy_kv_block(KvGroup::kAll, 1, 6);
     const Floats tail = forward(*device, {Run{64, 64, 16, {5, 6, 7}}});
     CHECK(same_bits(tail, Floats(whole.end() - 16 * 64, whole.end())));
-    CHECK_THROWS_AS(device->copy_kv_block(0, 8), std::invalid_argument);
+    CHECK_THROWS_AS(device->copy_kv_block(KvGroup::kAll, 0, 8), std::invalid_argument);
 }
 
 }  // namespace

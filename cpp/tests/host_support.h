@@ -227,7 +227,7 @@ public:
         options.num_threads = threads;
         options.isa = isa;
         auto device = make_host_device(program_, options);
-        if (kv_blocks > 0) device->reserve_kv(kv_blocks);
+        if (kv_blocks > 0) device->reserve_kv(kv_blocks, 0);
         return device;
     }
 

@@ -126,14 +126,15 @@ TEST_CASE("block accounting stays exact through random lives") {
 TEST_CASE("the pool's size follows the option, else the limits, else the memory") {
     const Limits limits{8, 512, 8, 1000};  // 32 blocks a sequence
     const uint64_t mib = uint64_t{1} << 20;
-    CHECK(choose_pool_size(7, limits, mib, 7 * mib, mib).blocks == 7);
-    CHECK_THROWS_WITH_AS(static_cast<void>(choose_pool_size(8, limits, mib, 7 * mib, mib)),
+    const KvShape shape{mib, 0, {}};
+    CHECK(choose_pool_size({7, 0}, limits, shape, 7 * mib, mib).blocks == 7);
+    CHECK_THROWS_WITH_AS(static_cast<void>(choose_pool_size({8, 0}, limits, shape, 7 * mib, mib)),
                          "kv_cache_blocks is 8, which takes 8 MiB; 7 MiB are available: choose at most 7",
                          std::invalid_argument);
-    CHECK(choose_pool_size(0, limits, mib, 2000 * mib, 500 * mib).blocks == 256);
-    CHECK(choose_pool_size(0, limits, mib, 2000 * mib, 500 * mib).limited_by == "limits");
-    CHECK(choose_pool_size(0, limits, mib, 400 * mib, 100 * mib).blocks == 100);
-    CHECK(choose_pool_size(0, limits, mib, 400 * mib, 100 * mib).limited_by == "memory");
-    CHECK(choose_pool_size(0, limits, mib, 0, 0).blocks == 1);
+    CHECK(choose_pool_size({}, limits, shape, 2000 * mib, 500 * mib).blocks == 256);
+    CHECK(choose_pool_size({}, limits, shape, 2000 * mib, 500 * mib).limited_by == "limits");
+    CHECK(choose_pool_size({}, limits, shape, 400 * mib, 100 * mib).blocks == 100);
+    CHECK(choose_pool_size({}, limits, shape, 400 * mib, 100 * mib).limited_by == "memory");
+    CHECK(choose_pool_size({}, limits, shape, 0, 0).blocks == 1);
     CHECK(available_memory() > 0);
 }

@@ -64,6 +64,22 @@ TEST_CASE("a program slides as far as the longest window of its layers, if each 
     CHECK(sliding_window(plugin) == 0);
 }
 
+TEST_CASE("a layer's window is its attention's, or longer") {
+    Program mixed = reading(100, 0);
+    mixed.kv_layers.emplace_back();
+    CHECK(layer_window(mixed) == 0);
+    mixed.kv_layers[0].window = 100;
+    CHECK(layer_window(mixed) == 100);
+    mixed.kv_layers[0].window = 99;
+    CHECK_THROWS_WITH_AS(static_cast<void>(layer_window(mixed)),
+                         "KV layer 0 has a window of 99 tokens, and its attention sees 100",
+                         std::invalid_argument);
+    mixed.steps[0].attrs["window"] = int64_t{0};
+    CHECK_THROWS_WITH_AS(static_cast<void>(layer_window(mixed)),
+                         "KV layer 0 has a window of 99 tokens, and its attention sees everything",
+                         std::invalid_argument);
+}
+
 TEST_CASE("a sequence holds its window and a chunk, and the promise moves on with it") {
     BlockPool pool(6);
     // 64 tokens are seen and 32 fed at a time: at most four blocks at once, of thirty in all.

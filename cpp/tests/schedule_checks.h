@@ -74,7 +74,8 @@ inline void check_output(const Request& request, const std::string& name, int vo
 // the beginning of each block.
 inline void check_window(const ScheduledChunk& chunk, const SchedulerLimits& limits) {
     const BlockTable& table = chunk.request->block_table;
-    const bool keeps_all = limits.kv_window == 0 || chunk.request->beams != nullptr || !table.slides();
+    const bool keeps_all =
+        limits.kv_window == 0 || limits.window_of_some || chunk.request->beams != nullptr || !table.slides();
     if (keeps_all) return require(table.num_released() == 0, "blocks were given back without a window");
     const auto behind = [&](int position) {
         return std::max(position - std::max(limits.kv_window, kBlockTokens + 1) + 1, 0) / kBlockTokens;
@@ -87,6 +88,36 @@ inline void check_window(const ScheduledChunk& chunk, const SchedulerLimits& lim
             std::to_string(behind(chunk.start)));
     const int most = limits.kv_window + limits.max_num_tokens + 4 * kBlockTokens;
     require(table.num_blocks() * kBlockTokens <= most, "a request holds more than its window and a chunk");
+}
+
+// Of a model of which some layers have a window: a request reads the window blocks that its tokens of the
+// step see, and before them no more than those of a block that is being filled.
+inline void check_window_blocks(const ScheduledChunk& chunk, const SchedulerLimits& limits,
+                                const WindowPool& pool) {
+    const Request& request = *chunk.request;
+    const WindowTable& table = request.block_table.windows();
+    const auto blocks = chunk.blocks();
+    const auto windows = chunk.windows();
+    require(windows.size() >= blocks.size(), "a table of window blocks is too short");
+    if (request.beams != nullptr) {
+        require(table.first() == 0, "a beam search gave window blocks back");
+    } else {
+        const auto first_seen = [&](int position) {
+            return std::max(position - std::max(limits.kv_window, 2) + 1, 0) / kBlockTokens;
+        };
+        const bool inside = request.state == RequestState::kDecoding && chunk.start % kBlockTokens != 0;
+        require(table.first() <= first_seen(chunk.start), "a window block that is seen was given back");
+        require(inside || table.first() == first_seen(chunk.start),
+                "window blocks that nobody sees are kept");
+        const int most = (limits.kv_window + chunk.num_tokens) / kBlockTokens + 4;
+        require(static_cast<int>(blocks.size()) - table.first() <= most,
+                "more window blocks than a window's");
+    }
+    const auto first = chunk.beam >= 0 ? 0 : static_cast<size_t>(table.first());
+    for (size_t place = 0; place < blocks.size(); ++place) {
+        require(windows[place] == pool.of(blocks[std::max(place, first)]),
+                "the window block of another block");
+    }
 }
 
 inline void check_plan(const StepPlan& plan, const SchedulerLimits& limits, const Scheduler& scheduler,
@@ -117,11 +148,14 @@ inline void check_plan(const StepPlan& plan, const SchedulerLimits& limits, cons
         }
         require(!chunk.completes() || chunk.num_logits >= 1, "a request completes without logits");
         check_window(chunk, limits);
+        if (pool.windows() != nullptr) check_window_blocks(chunk, limits, *pool.windows());
         for (int p = chunk.start / kBlockTokens; p <= (chunk.start + chunk.num_tokens - 1) / kBlockTokens;
              ++p) {
             const int32_t block = chunk.blocks()[static_cast<size_t>(p)];
             require(pool.references(block) == 1 && !pool.tree().contains(block),
                     "a step writes to a block that is not the request's alone");
+            require(pool.windows() == nullptr || pool.windows()->readers(block) == 1,
+                    "a step writes to a window block that is not the request's alone");
         }
     }
     require(drafts == plan.num_drafts, "drafts of the step");
@@ -207,6 +241,37 @@ inline int count_beams(const Request& request, std::map<int32_t, int>& held) {
     return tables.max_blocks() - static_cast<int>(own.size());
 }
 
+// Readers and promises of window blocks, counted anew from what everybody reads. held: by block.
+inline void check_windows(std::span<const Request* const> requests, const BlockPool& pool,
+                          const std::map<int32_t, int>& held) {
+    const WindowPool& windows = *pool.windows();
+    std::map<int32_t, int> readers;
+    int promised = 0;
+    for (const Request* request : requests) {
+        const WindowTable& table = request->block_table.windows();
+        const auto blocks = request->block_table.blocks();
+        require(table.blocks().size() == blocks.size(), "window blocks of other places than blocks");
+        for (size_t place = static_cast<size_t>(table.first()); place < blocks.size(); ++place) {
+            ++readers[blocks[place]];
+            require(windows.of(blocks[place]) == table.blocks()[place], "a window block that moved away");
+        }
+        promised += table.promised();
+        const bool runs =
+            request->state == RequestState::kPrefilling || request->state == RequestState::kDecoding;
+        if (request->beams == nullptr || !runs) continue;
+        std::map<int32_t, int> of_beams;
+        static_cast<void>(count_beams(*request, of_beams));
+        for (const auto& [block, count] : of_beams) readers[block] += count;
+        promised += request->beams->tables.max_blocks();
+    }
+    for (const auto& [block, count] : held) {
+        require(windows.readers(block) == (readers.contains(block) ? readers.at(block) : 0),
+                "readers of window blocks");
+    }
+    require(windows.used() == static_cast<int>(readers.size()), "used window blocks");
+    require(windows.promised() == promised, "promised window blocks");
+}
+
 inline void check_accounts(std::span<const Request* const> requests, const Scheduler& scheduler,
                            const BlockPool& pool) {
     pool.check_integrity();
@@ -236,6 +301,7 @@ inline void check_accounts(std::span<const Request* const> requests, const Sched
     for (const auto& [block, count] : held) spoken_for += payers[block] + (count > payers[block] ? 1 : 0);
     require(pool.available() == pool.total() - spoken_for, "available blocks");
     for (const auto& [block, count] : held) require(pool.references(block) == count, "references");
+    if (pool.windows() != nullptr) check_windows(requests, pool, held);
 }
 
 }  // namespace castiron::testing

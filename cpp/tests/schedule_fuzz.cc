@@ -24,7 +24,8 @@ int main(int argc, char** argv) {
         "%lld device failures, "
         "%lld poisoned, %lld beam searches, %lld requests with adapters, %lld that gave back %lld blocks "
         "behind "
-        "their window, %lld blocks copied to the host tier and %lld back\n",
+        "their window, %lld blocks copied to the host tier and %lld back; %lld window blocks passed, %lld "
+        "evicted, %lld copied back\n",
         count, static_cast<long long>(totals.requests), static_cast<long long>(totals.steps),
         static_cast<long long>(totals.ahead), static_cast<long long>(totals.dropped_rows),
         static_cast<long long>(totals.cached_tokens), static_cast<long long>(totals.copies),
@@ -34,6 +35,8 @@ int main(int argc, char** argv) {
         static_cast<long long>(totals.failures), static_cast<long long>(totals.poisoned),
         static_cast<long long>(totals.beam_searches), static_cast<long long>(totals.adapted),
         static_cast<long long>(totals.slid), static_cast<long long>(totals.released),
-        static_cast<long long>(totals.saved), static_cast<long long>(totals.loaded));
+        static_cast<long long>(totals.saved), static_cast<long long>(totals.loaded),
+        static_cast<long long>(totals.windows_passed), static_cast<long long>(totals.windows_evicted),
+        static_cast<long long>(totals.windows_loaded));
     return 0;
 }

@@ -29,8 +29,9 @@ namespace castiron::testing {
 class ScheduleFuzz {
 public:
     ScheduleFuzz(uint32_t seed, FuzzTotals& totals) : random_(seed), totals_(totals) {
-        limits_ = {pick(1, 8), pick(1, 70), pick(1, 8), pick(20, 220), pick(1, 3), 0};
-        if (chance(3)) limits_.kv_window = pick(1, chance(2) ? 60 : 150);
+        limits_ = {pick(1, 8), pick(1, 70), pick(1, 8), pick(20, 220), pick(1, 3)};
+        if (chance(2)) limits_.kv_window = pick(1, chance(2) ? 60 : 150);
+        limits_.window_of_some = limits_.kv_window > 0 && chance(2);
         policy_ = chance(2) ? CapacityPolicy::kMaxUtilization : CapacityPolicy::kGuaranteedNoEvict;
         priorities_ = chance(2) ? 3 : 1;
         salts_ = chance(3) ? 2 : 1;
@@ -40,23 +41,17 @@ public:
                            limits_.max_seq_len};
         device_ = std::make_unique<FakeDevice>(built, kVocab, chance(2), chance(2));
         device_->window = limits_.kv_window;
+        device_->window_of_some = limits_.window_of_some;
         const int most = blocks_for_tokens(limits_.max_seq_len);
         large_pool_ = chance(4);
         const int least = limits_.window().most_blocks(limits_.max_seq_len);
-        pool_ = std::make_unique<BlockPool>(large_pool_ ? 40 * most : least + pick(0, 4));
-        device_->reserve_kv(pool_->total());
-        if (chance(3)) {
-            const int slots = pick(1, 3 * pool_->total());
-            std::byte* memory =
-                device_->reserve_host_blocks(FakeDevice::kBlockBytes * static_cast<uint64_t>(slots));
-            std::unique_ptr<BlockFile> disk;
-            if (chance(2))
-                disk = std::make_unique<BlockFile>("/tmp", pick(1, 3 * slots), FakeDevice::kBlockBytes);
-            tier_ = std::make_unique<HostTier>(memory, slots, FakeDevice::kBlockBytes, std::move(disk));
-            pool_->use_tier(tier_.get());
-        }
+        const int blocks = large_pool_ ? 40 * most : least + pick(0, 4);
+        const int windows = limits_.window_of_some ? draw_window_blocks(blocks) : 0;
+        pool_ = std::make_unique<BlockPool>(blocks, windows, set_aside());
+        device_->reserve_kv(blocks, windows);
+        if (chance(3)) make_tiers();
         scheduler_ = std::make_unique<Scheduler>(limits_, *pool_, policy_);
-        runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab, tier_.get());
+        runner_ = std::make_unique<StepRunner>(*device_, limits_, kVocab, kVocab, pool_->tiers());
         draw_drafter();
         if (chance(3)) {
             for (int i = pick(1, 4); i > 0; --i) adapters_.push_back(device_->make_adapter({}));
@@ -78,6 +73,11 @@ public:
         require(pool_->used() == 0 && pool_->promised() == 0, "blocks are held although nobody is left");
         require(pool_->free() + pool_->cached() == pool_->total(), "blocks are missing at the end");
         totals_.evictions += pool_->evictions();
+        if (const WindowPool* windows = pool_->windows()) {
+            require(windows->used() == 0 && windows->promised() == 0,
+                    "window blocks are held although nobody is left");
+            totals_.windows_evicted += windows->evictions();
+        }
     }
 
 private:
@@ -99,6 +99,38 @@ private:
         std::vector<int32_t> tokens(static_cast<size_t>(count));
         for (int32_t& token : tokens) token = pick(0, kVocab - 1);
         return tokens;
+    }
+
+    [[nodiscard]] int set_aside() const { return KvWindow::window_blocks_of_step(limits_.max_num_tokens); }
+    // What a token sees of its past in the end.
+    [[nodiscard]] int seen() const { return limits_.window_of_some ? 0 : limits_.kv_window; }
+
+    // As few as a request of full length needs and some more, or so many that none is ever evicted.
+    int draw_window_blocks(int blocks) {
+        large_windows_ = large_pool_ && chance(2);
+        if (large_windows_) return blocks;
+        const int one = limits_.window().most_window_blocks(blocks_for_tokens(limits_.max_seq_len));
+        return one + set_aside() + pick(0, 6);
+    }
+
+    // Of a few blocks each, and files behind them at times.
+    void make_tiers() {
+        const int slots = pick(1, 3 * pool_->total());
+        const int windows = limits_.window_of_some ? pick(1, 2 * slots) : 0;
+        std::byte* memory =
+            device_->reserve_host_blocks(FakeDevice::kBlockBytes * static_cast<uint64_t>(slots + windows));
+        const auto make = [&](KvGroup group, std::byte* to, int count) {
+            std::unique_ptr<BlockFile> disk;
+            if (chance(2))
+                disk = std::make_unique<BlockFile>("/tmp", pick(1, 3 * count), FakeDevice::kBlockBytes);
+            return std::make_unique<HostTier>(to, count, FakeDevice::kBlockBytes, std::move(disk), group);
+        };
+        tier_ = make(KvGroup::kAll, memory, slots);
+        if (windows > 0) {
+            window_tier_ = make(KvGroup::kWindow,
+                                memory + FakeDevice::kBlockBytes * static_cast<uint64_t>(slots), windows);
+        }
+        pool_->use_tiers({tier_.get(), window_tier_.get()});
     }
 
     // Nobody guesses, or one who is right at most times, or the text's own past.
@@ -335,6 +367,7 @@ private:
             totals_.copies += move.kind == BlockMove::Kind::kCopy;
             totals_.saved += move.kind == BlockMove::Kind::kSave;
             totals_.loaded += move.kind == BlockMove::Kind::kLoad;
+            totals_.windows_loaded += move.kind == BlockMove::Kind::kLoad && move.group == KvGroup::kWindow;
             totals_.fetched += move.kind == BlockMove::Kind::kFetch;
         }
         totals_.cached_tokens += plan.cached_tokens;
@@ -357,7 +390,7 @@ private:
         }
         const auto history = std::span(tokens).first(static_cast<size_t>(first.end()));
         device_->poisoned_history =
-            shifted(in_window(history, limits_.kv_window), shift_of(first.request->adapter.get()));
+            shifted(in_window(history, seen()), shift_of(first.request->adapter.get()));
         return true;
     }
 
@@ -432,6 +465,7 @@ private:
             gone.push_back(&life_of(*request));
             totals_.released += request->block_table.num_released();
             totals_.slid += request->block_table.num_released() > 0;
+            totals_.windows_passed += request->block_table.windows().first();
         }
         scheduler_->retire_finished();
         for (Life* life : gone) {
@@ -452,7 +486,7 @@ private:
         if (request.finish_reason == FinishReason::kError) {
             require(life.failed_allowed, name + " failed: " + request.error);
         }
-        check_output(request, name, kVocab, limits_.kv_window);
+        check_output(request, name, kVocab, seen());
         const bool ended_well =
             request.finish_reason == FinishReason::kStop || request.finish_reason == FinishReason::kLength;
         totals_.beam_searches += ended_well && request.beams != nullptr;
@@ -462,9 +496,11 @@ private:
                     std::to_string(life.most_cached) + " in common with others");
         // Of a chunk that is longer than the window the blocks may be given back before it is done.
         const bool outrun = limits_.kv_window > 0 && device_->queues();
-        const bool whole = whole_cache_ && pool_->evictions() == 0 && !outrun;
+        const bool windows_whole = pool_->windows() == nullptr || pool_->windows()->evictions() == 0;
+        const bool whole = whole_cache_ && pool_->evictions() == 0 && windows_whole && !outrun;
         // A part of a block is copied only where a block can be spared.
-        const int least = large_pool_ ? life.least_cached : life.least_cached / kBlockTokens * kBlockTokens;
+        const bool can_copy = large_pool_ && (large_windows_ || !limits_.window_of_some);
+        const int least = can_copy ? life.least_cached : life.least_cached / kBlockTokens * kBlockTokens;
         if (whole && request.num_output() > 0) {
             require(request.cached_tokens >= least, name + " took " + std::to_string(request.cached_tokens) +
                                                         " tokens from the cache, which had " +
@@ -480,11 +516,12 @@ private:
     int salts_ = 1;
     bool caching_ = true;
     bool large_pool_ = false;  // nothing is ever evicted
+    bool large_windows_ = false;
     uint32_t long_ = 1;        // one request in so many may have a long output
     bool whole_cache_ = true;  // nothing was taken out of the cache but by eviction
     std::unique_ptr<FakeDevice> device_;
     std::unique_ptr<BlockPool> pool_;
-    std::unique_ptr<HostTier> tier_;  // none: what is evicted is gone
+    std::unique_ptr<HostTier> tier_, window_tier_;  // none: what is evicted is gone
     std::unique_ptr<Scheduler> scheduler_;
     std::unique_ptr<StepRunner> runner_;
     std::unique_ptr<Drafter> drafter_;  // none: no speculation in this life

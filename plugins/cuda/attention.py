@@ -123,7 +123,8 @@ def padded_width(width: int) -> int:
 
 def _prefill(op: _Attention, tiles: PrefillTiles, tile_rows: int) -> KernelLaunch:
     sinks, slopes = op.sinks_arg(), op.slopes_arg()
-    inputs: tuple[StepInput, ...] = ("query_start", "kv_len", "block_table", "tile_seq", "tile_row")
+    inputs: tuple[StepInput, ...] = ("query_start", "kv_len", op.cache.table, "tile_seq", "tile_row")
+    names = ("query_start", "kv_len", "block_table", "tile_seq", "tile_row")
     kernel = TritonKernel(
         attention_prefill.attention_prefill,
         {
@@ -132,7 +133,7 @@ def _prefill(op: _Attention, tiles: PrefillTiles, tile_rows: int) -> KernelLaunc
             "sinks": sinks[0],
             "slopes": slopes[0],
             "out": pointer(op.out.dtype),
-            **dict.fromkeys(inputs, "*i32"),
+            **dict.fromkeys(names, "*i32"),
             "q_stride": "i32",
         },
         {**op.shape, **op.flags, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.keys},
@@ -170,7 +171,8 @@ def _decode(
 ) -> tuple[KernelLaunch, ...]:
     splits = split_count(context, op.q_heads, op.cache.kv_heads, op.cache.v_head_dim)
     slopes = op.slopes_arg()
-    inputs: tuple[StepInput, ...] = ("query_start", "kv_len", "block_table", "decode_seq")
+    inputs: tuple[StepInput, ...] = ("query_start", "kv_len", op.cache.table, "decode_seq")
+    names = ("query_start", "kv_len", "block_table", "decode_seq")
     splitting = {"BLOCK_N": tiles.keys, "SPLITS": splits, "MIN_KEYS": _MIN_KEYS}
     kernel = TritonKernel(
         attention_decode.attention_decode,
@@ -180,7 +182,7 @@ def _decode(
             "slopes": slopes[0],
             "partial_sums": "*fp32",
             "partial_stats": "*fp32",
-            **dict.fromkeys(inputs, "*i32"),
+            **dict.fromkeys(names, "*i32"),
             "q_stride": "i32",
         },
         {**op.shape, "HAS_SLOPES": op.slopes is not None, "BLOCK_H": tiles.heads, **splitting},

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from castiron.errors import BuildError
 
-from ...engines.program import ITEM_BYTES
+from ...engines.program import ITEM_BYTES, StepInput
 from ..launch import Grid, KernelLaunch, Param, TritonKernel, row_stride, step_input, value, weight
 from ..reading import head_attrs
 from ..tactic import Call, Context, Lowering, Op, Tactic, WeightUse, bandwidth_cost
@@ -27,7 +27,11 @@ def heads_per_program(heads: int, head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """One layer of the cache as a kernel addresses it. ``block_stride`` is in elements."""
+    """One layer of the cache as a kernel addresses it.
+
+    ``block_stride`` is in elements. ``slots`` and ``table`` name the inputs that say where its blocks are:
+    where a row is stored, and the blocks of each sequence.
+    """
 
     layer: int
     kv_heads: int
@@ -36,6 +40,8 @@ class CacheLayer:
     dtype: str
     block_stride: int
     compute_capability: int
+    slots: StepInput = "slots"
+    table: StepInput = "block_table"
     k_scale: tuple[float, ...] = ()
     v_scale: tuple[float, ...] = ()
 
@@ -47,14 +53,17 @@ class CacheLayer:
         index = int(op.attrs["layer"])
         layer = context.kv.layers[index]
         ones = (1.0,) * layer.kv_heads
+        apart = layer.window > 0
         return CacheLayer(
             layer=index,
             kv_heads=int(op.attrs["kv_heads"]),
             head_dim=int(op.attrs["head_dim"]),
             v_head_dim=int(op.attrs["v_head_dim"]),
             dtype=layer.dtype,
-            block_stride=context.kv.block_stride // ITEM_BYTES[layer.dtype],
+            block_stride=context.kv.stride_of(index) // ITEM_BYTES[layer.dtype],
             compute_capability=context.target.compute_capability,
+            slots="window_slots" if apart else "slots",
+            table="window_table" if apart else "block_table",
             k_scale=tuple(layer.k_scale) or ones,
             v_scale=tuple(layer.v_scale) or ones,
         )
@@ -119,7 +128,7 @@ def _write_kv(op: Op, context: Context) -> Lowering:
         value(k.name),
         value(v.name),
         *cache.args(0),
-        step_input("slots"),
+        step_input(cache.slots),
         row_stride(k.name),
         row_stride(v.name),
     )

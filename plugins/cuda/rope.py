@@ -116,7 +116,7 @@ def _rope_write_kv(op: Op, context: Context) -> Lowering:
         weight(1),
         value(y.name),
         *cache.args(2),
-        step_input("slots"),
+        step_input(cache.slots),
         row_stride(q.name),
         row_stride(k.name),
         row_stride(v.name),

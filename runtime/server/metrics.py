@@ -150,6 +150,14 @@ class _EngineGauges(Collector):
                 stats.get("kv_blocks_cached", 0),
             ),
             "kv_blocks_free": ("Free blocks.", stats.get("kv_blocks_free", 0)),
+            "kv_window_blocks_total": (
+                "Window blocks: of layers with a window, where others have none.",
+                stats.get("kv_window_blocks_total", 0),
+            ),
+            "kv_window_blocks_used": (
+                "Window blocks that running requests read.",
+                stats.get("kv_window_blocks_used", 0),
+            ),
             "kv_host_blocks": ("Blocks that the host tier holds.", stats.get("kv_host_blocks", 0)),
             "kv_host_bytes": ("Memory of the host tier.", stats.get("kv_host_bytes", 0)),
             "kv_disk_blocks": ("Blocks that the disk tier holds.", stats.get("kv_disk_blocks", 0)),

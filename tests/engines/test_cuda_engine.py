@@ -134,6 +134,19 @@ def test_a_block_of_the_cache_holds_layer_after_layer_on_256_byte_borders() -> N
     assert layout.block_stride == 2048 + 1024
 
 
+def test_layers_with_a_window_lie_in_blocks_of_their_own() -> None:
+    layers = [
+        KvLayer(kv_heads=2, head_dim=8, v_head_dim=4, dtype="bf16", window=16),
+        KvLayer(kv_heads=1, head_dim=3, v_head_dim=8, dtype="f32"),
+        KvLayer(kv_heads=2, head_dim=8, v_head_dim=4, dtype="bf16", window=16),
+    ]
+    layout = kv_layout(layers)
+    assert layout.k_offsets == (0, 0, 1536)
+    assert layout.v_offsets == (1024, 512, 1536 + 1024)
+    assert (layout.block_stride, layout.window_stride) == (512 + 1024, 2 * 1536)
+    assert [layout.stride_of(layer) for layer in range(3)] == [3072, 1536, 3072]
+
+
 def test_the_step_inputs_block_has_room_for_every_array_at_its_largest() -> None:
     """Limits of the tiny engine: T and N 16, S and D 4, 96 tokens = 3 blocks, tiles of 16: P = 1 + 4."""
     i32 = 4

@@ -23,7 +23,7 @@ from castiron.errors import EngineError, RequestError
 
 pytest.importorskip("castiron.runtime._core", reason="the C++ runtime is not built")
 
-from castiron.engines.kv_cache import block_bytes
+from castiron.engines.kv_cache import kv_blocks
 
 from castiron import ModelRunner
 
@@ -192,7 +192,7 @@ def test_limits_may_be_lowered_but_not_raised(engine, model):
 
 
 def test_the_kv_cache_can_be_given_in_bytes(engine):
-    each = block_bytes(TinyModel().program())
+    each = kv_blocks(TinyModel().program()).together
     assert each == 32 * 2 * (8 + 8) * 4  # tokens x KV heads x (K + V) x float32, one layer
     with ModelRunner.from_dir(engine, kv_cache_memory=each * 5 + 1, num_threads=1) as small:
         assert small.stats()["kv_blocks_total"] == 5

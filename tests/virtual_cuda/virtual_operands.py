@@ -104,15 +104,16 @@ class Operands:
             if layer is not None:
                 shape = self._program.kv_layers[layer]
                 size = 32 * shape.kv_heads * getattr(shape, width) * ITEM_BYTES[shape.dtype]
-                assert offsets[layer] + size <= self._layout.block_stride
-                return Region(address, size, self._layout.block_stride)
+                stride = self._layout.stride_of(layer)
+                assert offsets[layer] + size <= stride
+                return Region(address, size, stride)
         return None
 
     def _input_count(self, name: str) -> int:
         per_row = {"query_start": "S", "kv_len": "S", "decode_seq": "D", "tile_seq": "P", "tile_row": "P"}
-        if name == "block_table":
+        if name in ("block_table", "window_table"):
             return self._counts["S"] * -(-self._program.limits.max_seq_len // 32)
-        if name in ("token_ids", "positions", "slots", "token_source"):
+        if name in ("token_ids", "positions", "slots", "window_slots", "token_source"):
             return self._counts["T"]
         if name.startswith("edit_"):
             return self._counts["E"]

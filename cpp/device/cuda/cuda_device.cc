@@ -50,13 +50,14 @@ public:
           gpu_(describe(driver, options.device_index)),
           packer_(*program_, vocab_limit(*program_, options)),
           kv_layout_(kv_layout(program_->kv_layers)),
+          window_(layer_window(*program_)),
           context_(driver, options.device_index),
           thread_(std::this_thread::get_id()) {
         check_options(options);
         const std::vector<uint64_t> values = value_offsets(*program_);
         const WeightPlaces weights = weight_places(*program_);
         plan_ = {weights.bytes, program_->arena_bytes, scratch_bytes(*program_, gpu_), packer_.max_bytes(),
-                 kv_layout_.block_stride};
+                 kv_layout_.stride(KvGroup::kAll) + kv_layout_.stride(KvGroup::kWindow)};
         check_fits(plan_, gpu_, free_memory(driver_));
         try {
             stream_ = make_stream(driver_);
@@ -76,8 +77,11 @@ public:
         queue_.drop(driver_, stream_.get());
     }
 
-    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_layout_.block_stride; }
+    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_layout_.stride(KvGroup::kAll); }
     [[nodiscard]] int kv_window() const override { return sliding_window(*program_); }
+    [[nodiscard]] KvWindowGroup kv_window_group() const override {
+        return {window_, kv_layout_.stride(KvGroup::kWindow)};
+    }
 
     [[nodiscard]] KvBudget kv_budget() const override {
         context_.make_current();
@@ -85,35 +89,29 @@ public:
         return {free, static_cast<uint64_t>(static_cast<double>(free) * options_.kv_cache_fraction)};
     }
 
-    void reserve_kv(int num_blocks) override {
+    void reserve_kv(int num_blocks, int window_blocks) override {
         if (num_blocks < 1) throw std::invalid_argument("a KV pool needs at least one block");
         enter();
-        const uint64_t bytes = kv_layout_.block_stride * static_cast<uint64_t>(num_blocks);
-        try {
-            kv_pool_ = make_device_buffer(driver_, bytes);
-        } catch (const CudaError& error) {
-            if (error.result() != Result::kOutOfMemory) throw;
-            refuse_memory(
-                plan_, gpu_, free_memory(driver_),
-                "a KV pool of " + std::to_string(num_blocks) + " blocks (" + bytes_text(bytes) + ")");
-        }
-        num_blocks_ = num_blocks;
+        pools_ = {num_blocks, window_blocks};
+        for (const KvGroup group : {KvGroup::kAll, KvGroup::kWindow}) reserve_pool(group);
         for (size_t i = 0; i < program_->kv_layers.size(); ++i) {
-            arguments_.k_cache[i] = kv_pool_.get() + kv_layout_.k_offsets[i];
-            arguments_.v_cache[i] = kv_pool_.get() + kv_layout_.v_offsets[i];
+            const Address pool = pool_of(group_of(program_->kv_layers[i])).get();
+            arguments_.k_cache[i] = pool + kv_layout_.k_offsets[i];
+            arguments_.v_cache[i] = pool + kv_layout_.v_offsets[i];
         }
         if (options_.graphs) capture();
     }
 
-    void copy_kv_block(int from, int to) override {
+    void copy_kv_block(KvGroup group, int from, int to) override {
         or_none_under_way([&] {
-            if (from == to || kv_layout_.block_stride == 0) return;
+            if (from == to) return;
             enter();
-            // In the order of the stream: steps before and after see what they should.
-            check(
-                driver_,
-                driver_.copy_on_device(block_at(to), block_at(from), kv_layout_.block_stride, stream_.get()),
-                "copying a KV block");
+            for_parts(group, [&](KvGroup part, uint64_t bytes, uint64_t) {
+                // In the order of the stream: steps before and after see what they should.
+                check(driver_,
+                      driver_.copy_on_device(block_at(part, to), block_at(part, from), bytes, stream_.get()),
+                      "copying a KV block");
+            });
         });
     }
 
@@ -123,20 +121,23 @@ public:
         return static_cast<std::byte*>(host_blocks_.get());
     }
 
-    void save_kv_block(int block, std::byte* to) override {
+    void save_kv_block(KvGroup group, int block, std::byte* to) override {
         or_none_under_way([&] {
             enter();
-            check(driver_, driver_.copy_to_host(to, block_at(block), kv_layout_.block_stride, stream_.get()),
-                  "saving a KV block");
+            for_parts(group, [&](KvGroup part, uint64_t bytes, uint64_t at) {
+                check(driver_, driver_.copy_to_host(to + at, block_at(part, block), bytes, stream_.get()),
+                      "saving a KV block");
+            });
         });
     }
 
-    void load_kv_block(const std::byte* from, int block) override {
+    void load_kv_block(KvGroup group, const std::byte* from, int block) override {
         or_none_under_way([&] {
             enter();
-            check(driver_,
-                  driver_.copy_to_device(block_at(block), from, kv_layout_.block_stride, stream_.get()),
-                  "loading a KV block");
+            for_parts(group, [&](KvGroup part, uint64_t bytes, uint64_t at) {
+                check(driver_, driver_.copy_to_device(block_at(part, block), from + at, bytes, stream_.get()),
+                      "loading a KV block");
+            });
         });
     }
 
@@ -183,9 +184,37 @@ public:
     }
 
 private:
-    [[nodiscard]] Address block_at(int block) const {
-        if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
-        return kv_pool_.get() + static_cast<uint64_t>(block) * kv_layout_.block_stride;
+    // Blocks that the group's pool has. Where nothing is kept apart both have the same numbers.
+    [[nodiscard]] int blocks_of(KvGroup group) const {
+        return group == KvGroup::kAll || pools_.window_blocks == 0 ? pools_.blocks : pools_.window_blocks;
+    }
+    [[nodiscard]] DeviceBuffer& pool_of(KvGroup group) { return kv_pools_[static_cast<size_t>(group)]; }
+    [[nodiscard]] Address block_at(KvGroup group, int block) {
+        if (block < 0 || block >= blocks_of(group)) throw std::invalid_argument("KV block out of range");
+        return pool_of(group).get() + static_cast<uint64_t>(block) * kv_layout_.stride(group);
+    }
+
+    void reserve_pool(KvGroup group) {
+        const uint64_t bytes = kv_layout_.stride(group) * static_cast<uint64_t>(blocks_of(group));
+        try {
+            pool_of(group) = make_device_buffer(driver_, bytes);
+        } catch (const CudaError& error) {
+            if (error.result() != Result::kOutOfMemory) throw;
+            refuse_memory(
+                plan_, gpu_, free_memory(driver_),
+                "a KV pool of " + std::to_string(blocks_of(group)) + " blocks (" + bytes_text(bytes) + ")");
+        }
+    }
+
+    // call(group, bytes, where they begin in a block outside of the pools) for what a block of a group
+    // consists of: its part in either pool where nothing is kept apart.
+    template <typename Call>
+    void for_parts(KvGroup group, Call call) {
+        const uint64_t first = kv_layout_.stride(KvGroup::kAll), second = kv_layout_.stride(KvGroup::kWindow);
+        const bool together = pools_.window_blocks == 0;
+        if (group == KvGroup::kAll && first > 0) call(KvGroup::kAll, first, uint64_t{0});
+        if (second == 0 || (group == KvGroup::kAll && !together)) return;
+        call(KvGroup::kWindow, second, together ? first : uint64_t{0});
     }
 
     // The engine's thread is not the one that made the device.
@@ -301,7 +330,7 @@ private:
     // Enqueues a step.
     void begin(const Batch& batch, const SamplingBatch* sampling) {
         or_none_under_way([&] {
-            check_batch(batch, program_->limits, !program_->kv_layers.empty(), num_blocks_);
+            check_batch(batch, program_->limits, !program_->kv_layers.empty(), pools_);
             check_token_sources(batch, queues() ? sampled_rows_ : 0);
             if (sampling != nullptr) check_sampling(batch, *sampling, program_->vocab_size);
             enter();
@@ -372,6 +401,7 @@ private:
     Gpu gpu_;
     InputPacker packer_;
     KvLayout kv_layout_;
+    int window_;  // of layers that can be kept apart; 0: there are none
     MemoryPlan plan_;
     PrimaryContext context_;  // before all that lives in it
     std::thread::id thread_;  // the one that the context is current on
@@ -381,12 +411,12 @@ private:
     DeviceBuffer arena_;
     DeviceBuffer scratch_;
     DeviceBuffer inputs_;
-    DeviceBuffer kv_pool_;
+    std::array<DeviceBuffer, 2> kv_pools_;  // by KvGroup
     PinnedBuffer host_blocks_;
     std::array<PinnedBuffer, kStepSlots> host_inputs_;
     StepQueue queue_;
     StepResults results_;
-    int num_blocks_ = 0;
+    PoolBlocks pools_;
     StepArguments arguments_;
     std::unique_ptr<LaunchList> steps_;
     std::unique_ptr<LaunchList> sampling_;

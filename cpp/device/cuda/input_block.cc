@@ -50,6 +50,8 @@ InputPacker::InputPacker(const Program& program, int vocab_limit)
       vocab_limit_(vocab_limit),
       has_sampling_(!program.sampling.empty()),
       has_feeding_(!program.feeding.empty()),
+      has_windows_(std::any_of(program.kv_layers.begin(), program.kv_layers.end(),
+                               [](const KvLayer& layer) { return layer.window > 0; })),
       table_width_((program.limits.max_seq_len + kBlockTokens - 1) / kBlockTokens) {
     if (prefill_tile_ < 1) {
         throw std::invalid_argument("prefill_tile is " + std::to_string(prefill_tile_) +
@@ -109,6 +111,10 @@ InputLayout InputPacker::layout(const Counts& counts) const {
     place(StepInput::kDecodeSeq, counts[Dim::kDecodes]);
     place(StepInput::kTileSeq, counts[Dim::kTiles]);
     place(StepInput::kTileRow, counts[Dim::kTiles]);
+    if (has_windows_) {
+        place(StepInput::kWindowSlots, tokens);
+        place(StepInput::kWindowTable, sequences * table_width_);
+    }
     if (has_feeding_) place(StepInput::kTokenSource, tokens);
     if (!has_sampling_) return layout;
     for (const StepInput input :
@@ -126,6 +132,15 @@ void InputPacker::pack(const Batch& batch, const SamplingBatch* sampling, const 
                        std::byte* block) const {
     const InputLayout places = layout(counts);
     pack_sequences(batch, counts, places, block);
+    pack_tables(batch, counts, places, block, StepInput::kSlots, StepInput::kBlockTable,
+                [](const SequenceSlice& sequence) { return sequence.block_table; });
+    if (has_windows_) {
+        // Where nothing is kept apart, blocks have the same numbers in both pools.
+        pack_tables(batch, counts, places, block, StepInput::kWindowSlots, StepInput::kWindowTable,
+                    [](const SequenceSlice& sequence) {
+                        return sequence.window_table.empty() ? sequence.block_table : sequence.window_table;
+                    });
+    }
     if (has_sampling_) pack_sampling(sampling, counts, places, block);
 }
 
@@ -139,10 +154,8 @@ void InputPacker::pack_sequences(const Batch& batch, const Counts& counts, const
     Writer token_ids = writer(StepInput::kTokenIds, tokens);
     Writer positions = writer(StepInput::kPositions, tokens);
     Writer logit_rows = writer(StepInput::kLogitRows, counts[Dim::kRows]);
-    Writer slots = writer(StepInput::kSlots, tokens);
     Writer query_start = writer(StepInput::kQueryStart, sequences + 1);
     Writer kv_len = writer(StepInput::kKvLen, sequences);
-    Writer block_table = writer(StepInput::kBlockTable, sequences * table_width_);
     Writer decode_seq = writer(StepInput::kDecodeSeq, counts[Dim::kDecodes]);
     Writer tile_seq = writer(StepInput::kTileSeq, counts[Dim::kTiles]);
     Writer tile_row = writer(StepInput::kTileRow, counts[Dim::kTiles]);
@@ -159,17 +172,8 @@ void InputPacker::pack_sequences(const Batch& batch, const Counts& counts, const
     int32_t index = 0;
     for (const SequenceSlice& sequence : batch.sequences) {
         const int length = sequence.start_position + sequence.num_rows;
-        const auto table = sequence.block_table.first(
-            std::min(sequence.block_table.size(), static_cast<size_t>(table_width_)));
-        for (int p = sequence.start_position; p < length; ++p) {
-            const auto block_index = static_cast<size_t>(p / kBlockTokens);
-            // A model without a cache has no blocks.
-            slots.put(block_index < table.size() ? table[block_index] * kBlockTokens + p % kBlockTokens : -1);
-        }
         query_start.put(sequence.first_row + sequence.num_rows);
         kv_len.put(length);
-        block_table.put(table);
-        block_table.pad(0, table_width_ - static_cast<int64_t>(table.size()));
         if (sequence.num_rows == 1) {
             decode_seq.put(index);
         } else {
@@ -183,13 +187,33 @@ void InputPacker::pack_sequences(const Batch& batch, const Counts& counts, const
     token_ids.pad(0);
     positions.pad(0);
     logit_rows.pad(0);
-    slots.pad(-1);
     query_start.pad(static_cast<int32_t>(batch.token_ids.size()));
     kv_len.pad(0);
-    block_table.pad(0);
     decode_seq.pad(-1);
     tile_seq.pad(-1);
     tile_row.pad(0);
+}
+
+// Where each token goes, and where each sequence's blocks lie, in one of the pools.
+template <typename TableOf>
+void InputPacker::pack_tables(const Batch& batch, const Counts& counts, const InputLayout& places,
+                              std::byte* block, StepInput slots_input, StepInput table_input,
+                              TableOf table_of) const {
+    Writer<> slots(block, places, slots_input, counts[Dim::kTokens]);
+    Writer<> tables(block, places, table_input, counts[Dim::kSequences] * table_width_);
+    for (const SequenceSlice& sequence : batch.sequences) {
+        std::span<const int32_t> table = table_of(sequence);
+        table = table.first(std::min(table.size(), static_cast<size_t>(table_width_)));
+        for (int p = sequence.start_position; p < sequence.start_position + sequence.num_rows; ++p) {
+            const auto index = static_cast<size_t>(p / kBlockTokens);
+            // A model without a cache has no blocks.
+            slots.put(index < table.size() ? table[index] * kBlockTokens + p % kBlockTokens : -1);
+        }
+        tables.put(table);
+        tables.pad(0, table_width_ - static_cast<int64_t>(table.size()));
+    }
+    slots.pad(-1);
+    tables.pad(0);
 }
 
 void InputPacker::pack_sampling(const SamplingBatch* sampling, const Counts& counts,

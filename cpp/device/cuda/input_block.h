@@ -11,7 +11,7 @@
 
 namespace castiron::cuda {
 
-inline constexpr size_t kNumInputs = 23;
+inline constexpr size_t kNumInputs = 25;
 
 // Byte offsets of the arrays, by StepInput.
 struct InputLayout {
@@ -43,6 +43,9 @@ public:
 private:
     void pack_sequences(const Batch& batch, const Counts& counts, const InputLayout& places,
                         std::byte* block) const;
+    template <typename TableOf>
+    void pack_tables(const Batch& batch, const Counts& counts, const InputLayout& places, std::byte* block,
+                     StepInput slots_input, StepInput table_input, TableOf table_of) const;
     void pack_sampling(const SamplingBatch* sampling, const Counts& counts, const InputLayout& places,
                        std::byte* block) const;
 
@@ -50,6 +53,7 @@ private:
     int vocab_limit_;
     bool has_sampling_;
     bool has_feeding_;
+    bool has_windows_;     // layers with blocks of their own
     int64_t table_width_;  // block numbers of a sequence
     uint64_t max_bytes_ = 0;
 };

@@ -29,10 +29,11 @@ KvLayout kv_layout(std::span<const KvLayer> layers) {
         }
         const uint64_t row = static_cast<uint64_t>(kBlockTokens) * static_cast<uint64_t>(layer.kv_heads) *
                              item_bytes(layer.dtype);
-        layout.k_offsets.push_back(layout.block_stride);
-        layout.block_stride += aligned(row * static_cast<uint64_t>(layer.head_dim));
-        layout.v_offsets.push_back(layout.block_stride);
-        layout.block_stride += aligned(row * static_cast<uint64_t>(layer.v_head_dim));
+        uint64_t& end = layout.strides[static_cast<size_t>(group_of(layer))];
+        layout.k_offsets.push_back(end);
+        end += aligned(row * static_cast<uint64_t>(layer.head_dim));
+        layout.v_offsets.push_back(end);
+        end += aligned(row * static_cast<uint64_t>(layer.v_head_dim));
     }
     return layout;
 }

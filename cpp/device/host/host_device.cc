@@ -47,6 +47,7 @@ public:
           kernels_(kernels_for(choose_isa(options.isa))),
           cpus_(usable_cpus()),
           values_(resolve_values(*program_)),
+          window_(layer_window(*program_)),
           kv_(program_->kv_layers),
           pool_(thread_count(options, cpus_), cpus_) {
         bind_io();
@@ -64,15 +65,22 @@ public:
         copy_weights(weights);
     }
 
-    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_.block_bytes(); }
-    void reserve_kv(int num_blocks) override { kv_.reserve(num_blocks, huge_pages_); }
-    void copy_kv_block(int from, int to) override { kv_.copy_block(from, to); }
+    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_.block_bytes(KvGroup::kAll); }
+    [[nodiscard]] KvWindowGroup kv_window_group() const override {
+        return {window_, kv_.block_bytes(KvGroup::kWindow)};
+    }
+    void reserve_kv(int num_blocks, int window_blocks) override {
+        kv_.reserve(num_blocks, window_blocks, huge_pages_);
+    }
+    void copy_kv_block(KvGroup group, int from, int to) override { kv_.copy_block(group, from, to); }
     [[nodiscard]] std::byte* reserve_host_blocks(uint64_t bytes) override {
         host_blocks_ = HugeBuffer(bytes, huge_pages_);
         return host_blocks_.data();
     }
-    void save_kv_block(int block, std::byte* to) override { kv_.save_block(block, to); }
-    void load_kv_block(const std::byte* from, int block) override { kv_.load_block(from, block); }
+    void save_kv_block(KvGroup group, int block, std::byte* to) override { kv_.save_block(group, block, to); }
+    void load_kv_block(KvGroup group, const std::byte* from, int block) override {
+        kv_.load_block(group, from, block);
+    }
     [[nodiscard]] int kv_window() const override { return sliding_window(*program_); }
 
     [[nodiscard]] std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const override {
@@ -81,7 +89,8 @@ public:
     }
 
     [[nodiscard]] std::span<const float> forward(const Batch& batch) override {
-        check_batch(batch, program_->limits, kv_.num_layers() > 0, kv_.num_blocks());
+        check_batch(batch, program_->limits, kv_.num_layers() > 0,
+                    {kv_.num_blocks(KvGroup::kAll), kv_.num_blocks(KvGroup::kWindow)});
         const size_t tokens = batch.token_ids.size(), rows = batch.logit_rows.size();
         if (tokens == 0) return {};
         fill(token_ids_, batch.token_ids);
@@ -223,6 +232,7 @@ private:
     const KernelTable& kernels_;
     int cpus_;
     std::vector<Operand> values_;
+    int window_;  // of layers that can be kept apart; 0: there are none
     KvCache kv_;
     HugeBuffer weights_, arena_, scratch_, workspace_, lora_sums_, host_blocks_;
     size_t scratch_floats_ = 0;

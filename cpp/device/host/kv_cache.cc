@@ -131,48 +131,67 @@ KvCache::KvCache(const std::vector<KvLayer>& layers) {
         const int depth = layer.dtype == DType::kBF16 ? (layer.head_dim + 1) / 2 * 2 : layer.head_dim;
         view.v_offset = heads * static_cast<size_t>(depth) * kSlots * element;
         view.block_bytes = view.v_offset + heads * static_cast<size_t>(layer.v_head_dim) * kSlots * element;
-        view.pool_offset = block_bytes_;
-        block_bytes_ += view.block_bytes;
+        place(view, layer.window > 0 ? KvGroup::kWindow : KvGroup::kAll);
         layers_.push_back(view);
     }
 }
 
-void KvCache::reserve(int num_blocks, bool huge_pages) {
-    if (num_blocks < 1) throw std::invalid_argument("a KV pool needs at least one block");
-    uint64_t bytes = 0;
-    if (__builtin_mul_overflow(block_bytes_, static_cast<uint64_t>(num_blocks), &bytes) ||
-        bytes > uint64_t{1} << 46) {
-        throw std::invalid_argument("a KV pool of " + std::to_string(num_blocks) + " blocks of " +
-                                    std::to_string(block_bytes_) + " bytes is too large");
-    }
-    pool_ = HugeBuffer(bytes + kPadding, huge_pages);
-    num_blocks_ = num_blocks;
+// Behind the layers that are there.
+void KvCache::place(LayerView& view, KvGroup group) {
+    uint64_t& bytes = pools_[index(group)].block_bytes;
+    view.group = group;
+    view.pool_offset = bytes;
+    bytes += view.block_bytes;
 }
 
-int KvCache::checked(int block) const {
-    if (block < 0 || block >= num_blocks_) throw std::invalid_argument("KV block out of range");
+void KvCache::reserve(int num_blocks, int window_blocks, bool huge_pages) {
+    if (num_blocks < 1) throw std::invalid_argument("a KV pool needs at least one block");
+    if (window_blocks < 0 || window_blocks > num_blocks)
+        throw std::invalid_argument("a KV pool has no more window blocks than blocks");
+    if (window_blocks == 0) {  // all in one
+        for (Pool& pool : pools_) pool.block_bytes = 0;
+        for (LayerView& view : layers_) place(view, KvGroup::kAll);
+    }
+    for (const KvGroup group : {KvGroup::kAll, KvGroup::kWindow}) {
+        Pool& pool = pools_[index(group)];
+        pool.num_blocks = group == KvGroup::kAll ? num_blocks : window_blocks;
+        uint64_t bytes = 0;
+        if (__builtin_mul_overflow(pool.block_bytes, static_cast<uint64_t>(pool.num_blocks), &bytes) ||
+            bytes > uint64_t{1} << 46) {
+            throw std::invalid_argument("a KV pool of " + std::to_string(pool.num_blocks) + " blocks of " +
+                                        std::to_string(pool.block_bytes) + " bytes is too large");
+        }
+        pool.memory = HugeBuffer(bytes + kPadding, huge_pages);
+    }
+}
+
+int KvCache::checked(KvGroup group, int block) const {
+    if (block < 0 || block >= num_blocks(group)) throw std::invalid_argument("KV block out of range");
     return block;
 }
 
-void KvCache::copy_block(int from, int to) {
-    checked(from);
-    if (from == checked(to)) return;
+void KvCache::copy_block(KvGroup group, int from, int to) {
+    checked(group, from);
+    if (from == checked(group, to)) return;
     for (size_t i = 0; i < layers_.size(); ++i) {
+        if (layers_[i].group != group) continue;
         std::memcpy(block_at(i, to), block_at(i, from), layers_[i].block_bytes);
     }
 }
 
-void KvCache::save_block(int block, std::byte* to) const {
-    checked(block);
+void KvCache::save_block(KvGroup group, int block, std::byte* to) const {
+    checked(group, block);
     for (size_t i = 0; i < layers_.size(); ++i) {
+        if (layers_[i].group != group) continue;
         std::memcpy(to, block_at(i, block), layers_[i].block_bytes);
         to += layers_[i].block_bytes;
     }
 }
 
-void KvCache::load_block(const std::byte* from, int block) {
-    checked(block);
+void KvCache::load_block(KvGroup group, const std::byte* from, int block) {
+    checked(group, block);
     for (size_t i = 0; i < layers_.size(); ++i) {
+        if (layers_[i].group != group) continue;
         std::memcpy(block_at(i, block), from, layers_[i].block_bytes);
         from += layers_[i].block_bytes;
     }

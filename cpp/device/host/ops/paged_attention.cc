@@ -134,7 +134,7 @@ private:
         a.cache = context.kv->data(layer_);
         a.block_bytes = layer.block_bytes;
         a.v_offset = layer.v_offset;
-        a.block_table = s.block_table.data();
+        a.block_table = context.kv->table(layer_, s);
         a.start_position = s.start_position;
         a.kv_head = static_cast<int>(kv_head);
         a.scale *= layer.k_scale(kv_head);

@@ -69,7 +69,7 @@ private:
             k = rotated;
         }
         // Where a token lies is the sequence's business, not that of the (program-writable) positions value.
-        const int32_t block = sequence.block_table[static_cast<size_t>(position / kBlockTokens)];
+        const int32_t block = context.kv->table(layer_, sequence)[position / kBlockTokens];
         context.kv->write(layer_, block, static_cast<int>(position % kBlockTokens), k, v);
     }
 
