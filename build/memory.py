@@ -143,7 +143,7 @@ def _rounded_rows(program: Program) -> list[MemoryItem]:
     if program.target != "host":
         return []
     largest = max((rounded_bytes(program, step) for step in program.steps), default=0)
-    note = "of the largest product that rounds its inputs; those of bf16 weights on CPUs with AMX alone"
+    note = "of the largest product that rounds its inputs; of bf16 weights where the CPU multiplies bf16"
     return [MemoryItem("rounded rows of activations", largest, note)] if largest else []
 
 
@@ -151,8 +151,8 @@ def rounded_bytes(program: Program, step: Step) -> int:
     """Memory for the rows that a step of a host program rounds before its product, in bytes at most.
 
     A row of codes has two floats for each run of inputs under one scale, and a starting sum for each chunk of
-    at least 32; a row in another format has its numbers as floats; before bf16 weights a CPU with AMX rounds
-    rows to bf16 (cpp/device/host/kernels/table.h).
+    at least 32; a row in another format has its numbers as floats; before bf16 weights a CPU that multiplies
+    bf16 rounds rows to it (cpp/device/host/kernels/table.h).
     """
     if step.kernel not in PRODUCTS:
         return 0
@@ -160,7 +160,7 @@ def rounded_bytes(program: Program, step: Step) -> int:
     x_format = str(step.attrs.get("x_format", "float"))
     if coded and x_format == "float" and not step.attrs.get("has_columns"):
         return 0
-    if not coded and _weight_dtype(program, step.weights[0]) != "bf16":
+    if not coded and (step.attrs.get("x_format") == "float" or not _is_bf16(program, step.weights[0])):
         return 0
     shape = next(value.shape for value in program.values if value.name == step.inputs[0])
     limits, width = program.limits, int(shape[-1])
@@ -174,5 +174,5 @@ def rounded_bytes(program: Program, step: Step) -> int:
     return rows * aligned(aligned(width) + runs * (8 + 4 * chunks))
 
 
-def _weight_dtype(program: Program, name: str) -> str:
-    return next(weight.dtype for weight in program.weights if weight.name == name)
+def _is_bf16(program: Program, name: str) -> bool:
+    return next(weight.dtype for weight in program.weights if weight.name == name) == "bf16"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from numbers import Integral
 from typing import Any
 
 from castiron.errors import RequestError
@@ -95,11 +94,17 @@ def prompt_rows(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[li
         return [None] * len(texts), list(texts)
     if hasattr(input_ids, "tolist"):
         input_ids = input_ids.tolist()
-    if not isinstance(input_ids, (list, tuple)):
+    if not isinstance(input_ids, (list, tuple, range)):
         raise RequestError(
             f"input_ids is of type {type(input_ids).__name__}; expected a list of token ids, or a list of "
             "such lists"
         )
-    flat = bool(input_ids) and all(isinstance(t, Integral) for t in input_ids)
-    rows = [input_ids] if flat or not input_ids else list(input_ids)
+    rows = list(input_ids) if any(map(_is_prompt, input_ids)) else [input_ids]
     return rows, [None] * len(rows)
+
+
+def _is_prompt(item: Any) -> bool:
+    """Whether it is several ids (or a text), not one: a scalar array is one."""
+    if hasattr(item, "ndim"):
+        return bool(item.ndim)
+    return hasattr(item, "__len__") or hasattr(item, "tolist")

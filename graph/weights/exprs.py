@@ -158,9 +158,16 @@ class Cast(WeightExpr):
 
 
 class Concat(WeightExpr):
-    """Tensors side by side along ``axis``."""
+    """Tensors side by side along ``axis``; of several dtypes, in float32 or what is wider.
+
+    A checkpoint may hold q_proj in bf16 and k_proj in f16, which one product takes side by side.
+    """
 
     def __init__(self, parts: Sequence[WeightExpr], axis: int) -> None:
+        if len({part.dtype for part in parts}) > 1:
+            widest = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
+            common = widest if widest.itemsize > 4 else np.dtype(np.float32)
+            parts = [part if part.dtype == common else Cast(part, common) for part in parts]
         shape = list(parts[0].shape)
         shape[axis] = sum(part.shape[axis] for part in parts)
         super().__init__("+".join(part.name for part in parts), shape, parts[0].dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from castiron.build import BuildOptions, build
 from castiron.engines.reader import open_engine
 from castiron.runtime import ModelRunner
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
@@ -58,3 +60,17 @@ def test_weights_that_bf16_holds_are_stored_so_and_give_the_bits_of_float32(
     for a, b in zip(narrow, wide, strict=True):
         np.testing.assert_array_equal(a, b)
     assert narrow_tokens == wide_tokens
+
+
+def test_queries_keys_and_values_may_be_stored_in_several_dtypes(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path / "model", dtype=torch.bfloat16)
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        wider = {"k_proj": torch.float16, "v_proj": torch.float32}
+        tensors[name] = tensor.to(next((d for part, d in wider.items() if part in name), tensor.dtype))
+    file.unlink()  # its old bytes may still be mapped
+    save_file(tensors, file, metadata={"format": "pt"})
+    # Refused unless the engine's logits are those of the model.
+    build(tmp_path / "model", tmp_path / "engine", replace(OPTIONS, verify="always"))
+    assert product_dtypes(tmp_path / "engine") == {"bf16", "f32"}

@@ -14,7 +14,7 @@ import pytest
 from castiron.build.packing import PackedSource
 from castiron.graph.weights import WeightGraph
 from castiron.graph.weights import exprs as weight_exprs
-from castiron.graph.weights.exprs import Constant, WeightExpr
+from castiron.graph.weights.exprs import Concat, Constant, WeightExpr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -249,6 +249,26 @@ def test_chains_of_movements_equal_the_reference_and_pack_without_a_detour_throu
     narrow = expr.without_upcast()
     assert narrow.dtype == ml_dtypes.bfloat16
     require_equal_rows(narrow, current.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("bfloat16", "float16", "bfloat16"),
+        ("float32", "bfloat16", "float32"),
+        ("float16", "float32", "float64"),
+    ],
+)
+def test_tensors_of_several_dtypes_lie_side_by_side_with_the_numbers_they_have(
+    dtypes: tuple[str, ...], axis: int
+) -> None:
+    values = [numbers(4, 4 + i if axis else 4).astype(np.dtype(dtype)) for i, dtype in enumerate(dtypes)]
+    joined = Concat([Constant(dtype, value) for dtype, value in zip(dtypes, values, strict=True)], axis)
+    wanted = np.concatenate([value.astype(np.float64) for value in values], axis)
+    for expr in (joined, joined.without_upcast()):
+        np.testing.assert_array_equal(expr.whole().astype(np.float64), wanted)
+        np.testing.assert_array_equal(expr.rows(2, 4).astype(np.float64), wanted[2:4])
 
 
 def test_arithmetic_happens_in_the_precision_of_the_graph() -> None:

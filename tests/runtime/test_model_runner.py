@@ -74,11 +74,13 @@ class Tensor:
     [
         [1, 2, 3],
         (1, 2, 3),
+        range(1, 4),
         [[1, 2, 3]],
         np.array([1, 2, 3]),
         np.array([[1, 2, 3]], dtype=np.uint16),
         [np.array([1, 2, 3])],
         [np.int64(1), np.int64(2), np.int64(3)],
+        [np.array(1), np.array(2), np.array(3)],
         Tensor([1, 2, 3]),
         [Tensor([1, 2, 3])],
     ],
