@@ -66,25 +66,32 @@ async def tokenize(service: Service, request: Request) -> Response:
     if body.return_token_strs:
         tokenizer = service.engine.session.tokenizer
         answer["token_strs"] = await service.off_loop(lambda: [token_name(tokenizer, t) for t in ids])
-    if len(ids) <= _SLICE:
+    return _rendered(answer, len(ids))
+
+
+def _rendered(answer: Mapping[str, Any], size: int) -> Response:
+    """``answer`` as JSON; with lists or texts of more than a slice in ``size`` items, a slice at a time."""
+    if size <= _SLICE:
         return JSONResponse(answer)
     return StreamingResponse(_in_slices(answer), media_type="application/json")
 
 
 async def _in_slices(answer: Mapping[str, Any]) -> AsyncIterator[str]:
-    """The JSON of ``answer``, its lists a slice at a time: while one is rendered, no stream goes on."""
+    """While something is rendered, no stream goes on."""
     before = "{"
     for name, value in answer.items():
         yield f"{before}{json.dumps(name)}:"
         before = ","
-        if not isinstance(value, list):
+        if not isinstance(value, (list, str)):
             yield json.dumps(value)
             continue
+        opening, between, closing = ('"', "", '"') if isinstance(value, str) else "[,]"
+        yield opening
         for start in range(0, len(value), _SLICE):
             part = json.dumps(value[start : start + _SLICE], ensure_ascii=False, separators=(",", ":"))
-            yield ("," if start else "[") + part[1:-1]
+            yield (between if start else "") + part[1:-1]
             await asyncio.sleep(0)
-        yield "]" if value else "[]"
+        yield closing
     yield "}"
 
 
@@ -99,9 +106,14 @@ async def detokenize(service: Service, request: Request) -> Response:
         for token in body.tokens:
             if not 0 <= token < size:
                 raise ApiError(400, f"tokens holds {str(token)[:40]}; expected 0 to {size - 1}", "tokens")
-        return session.need_tokenizer().decode(body.tokens, skip_special_tokens=False)
+        tokenizer = session.need_tokenizer()
+        if len(body.tokens) <= _SLICE:
+            return tokenizer.decode(body.tokens, skip_special_tokens=False)
+        # The library decodes all of it in one go, in which no stream goes on.
+        detokenizer = tokenizer.detokenizer((), skip_special_tokens=False)
+        return "".join([detokenizer.push(token) for token in body.tokens]) + detokenizer.flush()
 
-    return JSONResponse({"prompt": await service.off_loop(text)})
+    return _rendered({"prompt": await service.off_loop(text)}, len(body.tokens))
 
 
 async def tokenizer_info(service: Service) -> Response:

@@ -33,6 +33,10 @@ def test_long_answers_are_rendered_in_slices_and_are_the_same(server, monkeypatc
     sliced = post(server, "/tokenize", **body)
     assert sliced.headers["content-type"] == whole.headers["content-type"] == "application/json"
     assert sliced.content == whole.content
+    tokens = whole.json()["tokens"]
+    back = post(server, "/detokenize", tokens=tokens)
+    monkeypatch.setattr("castiron.runtime.server.tokenization._SLICE", 1 << 20)
+    assert back.content == post(server, "/detokenize", tokens=tokens).content
 
 
 def test_messages_have_the_tokens_of_the_chat_that_they_begin(server):
