@@ -63,7 +63,11 @@ class ProgramOnGpu:
         self._layout = kv_layout(self.program.kv_layers)
         self._blocks = kv_tokens // _BLOCK_TOKENS
         # Zeros: every number in the cache is finite, and its size is all that times depend on.
-        self._pool = torch.zeros(self._blocks * self._layout.block_stride, dtype=torch.uint8, device=device)
+        # One pool of the layers without a window and one of those with: blocks have the same numbers in both.
+        self._pools = [
+            torch.zeros(self._blocks * stride, dtype=torch.uint8, device=device)
+            for stride in (self._layout.block_stride, self._layout.window_stride)
+        ]
         self.values = {value.name: value for value in self.program.values}
         self._loaded: dict[int, Kernel] = {}
         # All that were made: launches that are bound already keep the address of theirs.
@@ -118,6 +122,8 @@ class ProgramOnGpu:
             "query_start": starts,
             "kv_len": lengths,
             "block_table": table,
+            "window_slots": slots,
+            "window_table": table,
             "decode_seq": decodes,
             "tile_seq": tiles,
             "tile_row": tile_rows,
@@ -203,11 +209,14 @@ class ProgramOnGpu:
         if arg.size is not None:
             return self.counts[arg.size]
         if arg.k_cache is not None:
-            return self._pool.data_ptr() + self._layout.k_offsets[arg.k_cache]
+            return self._pool_of(arg.k_cache) + self._layout.k_offsets[arg.k_cache]
         if arg.v_cache is not None:
-            return self._pool.data_ptr() + self._layout.v_offsets[arg.v_cache]
+            return self._pool_of(arg.v_cache) + self._layout.v_offsets[arg.v_cache]
         constants = [number for number in (arg.i32, arg.i64, arg.f32) if number is not None]
         return constants[0]
+
+    def _pool_of(self, layer: int) -> int:
+        return self._pools[self._layout.layers[layer].window > 0].data_ptr()
 
     def _address(self, value: Value) -> int:
         if value.base is not None:

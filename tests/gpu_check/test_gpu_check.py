@@ -55,10 +55,10 @@ class Interpreted:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A tiny llama: its checkpoint and its engine for sm_90."""
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A tiny model of the family that is asked for: its checkpoint and its engine for sm_90."""
     folder = tmp_path_factory.mktemp("gpu_check")
-    make_checkpoint("llama", folder / "model")
+    make_checkpoint(request.param, folder / "model")
     options = BuildOptions(
         targets=("sm_90",), ptx=False, verify="never", max_batch_size=4, max_num_tokens=16, max_seq_len=96
     )
@@ -83,6 +83,8 @@ def on_cpu(model: SimpleNamespace) -> ProgramOnGpu:
     return gpu
 
 
+# Of gemma3_text some layers have a window, and blocks of their own.
+@pytest.mark.parametrize("model", ["llama", "gemma3_text"], indirect=True)
 def test_the_second_reading_of_a_program_computes_the_logits_of_transformers(model: SimpleNamespace) -> None:
     gpu = on_cpu(model)
     gpu.set_step([(9, 0), (1, 0), (4, 0)])
@@ -102,6 +104,7 @@ def test_the_second_reading_of_a_program_computes_the_logits_of_transformers(mod
         assert np.abs(logits[row] - wanted).max() < 0.06
 
 
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
 def test_every_op_of_a_step_has_work_and_a_label(model: SimpleNamespace) -> None:
     gpu = on_cpu(model)
     sequences = [(1, 40), (1, 40)]
