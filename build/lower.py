@@ -199,14 +199,16 @@ def _check_table_length(op: Op, limits: Limits) -> None:
 
 def _kv_layers(ops: Sequence[Op], dtype: CacheDType, limits: Limits) -> list[KvLayer]:
     layers: dict[int, KvLayer] = {}
+    windows = _windows(ops, limits)
     for op in ops:
         if op.kind in ("castiron.WriteKV", "castiron.RopeWriteKV"):
             sizes = {name: int(op.attrs[name]) for name in ("kv_heads", "head_dim", "v_head_dim")}
             stored = _CACHE_DTYPES.get(op.attrs.get("kv_format", ""), dtype)
             scales = {name: list(op.attrs.get(name, ())) for name in ("k_scale", "v_scale")}
-            layers[int(op.attrs["layer"])] = KvLayer.model_validate({**sizes, **scales, "dtype": stored})
-    for index, window in _windows(ops, limits).items():
-        layers[index] = layers[index].model_copy(update={"window": window})
+            layer = int(op.attrs["layer"])
+            layers[layer] = KvLayer.model_validate(
+                {**sizes, **scales, "dtype": stored, "window": windows.get(layer, 0)}
+            )
     if sorted(layers) != list(range(len(layers))):
         raise BuildError(f"cache layers are {sorted(layers)}; expected them numbered from 0 without gaps")
     return [layers[index] for index in range(len(layers))]

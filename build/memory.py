@@ -157,10 +157,10 @@ def rounded_bytes(program: Program, step: Step) -> int:
     if step.kernel not in PRODUCTS:
         return 0
     coded = step.kernel.startswith("quantized")
-    x_format = str(step.attrs.get("x_format", "float"))
-    if coded and x_format == "float" and not step.attrs.get("has_columns"):
+    x_format = step.attrs.get("x_format", "float" if coded else "auto")
+    if x_format == "float" and not step.attrs.get("has_columns"):
         return 0
-    if not coded and (step.attrs.get("x_format") == "float" or not _is_bf16(program, step.weights[0])):
+    if not coded and not _is_bf16(program, step.weights[0]):
         return 0
     shape = next(value.shape for value in program.values if value.name == step.inputs[0])
     limits, width = program.limits, int(shape[-1])

@@ -11,6 +11,8 @@ from .program import Arg, GridDim, Kernel, Launch, Program, Step, StepInput, Val
 _SAMPLING_SYMBOLS = frozenset("RELV")
 _STEP_INPUTS = get_args(StepInput)
 _SAMPLING_INPUTS = frozenset(_STEP_INPUTS[_STEP_INPUTS.index("token_source") :])
+#: Inputs that say where the blocks of a cache are, and whether they are those of layers with a window.
+_TABLES = {"slots": False, "block_table": False, "window_slots": True, "window_table": True}
 #: Most blocks in each dimension of a grid (CUDA C++ programming guide, technical specifications).
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 #: What a kernel may take an operand for: codes are also bytes, those of four bits in words too.
@@ -90,14 +92,13 @@ class LaunchChecker:
         """Layers with a window lie in blocks of their own, which two inputs of their own name."""
         layers = self._program.kv_layers
         named = [index for arg in launch.args for index in (arg.k_cache, arg.v_cache) if index is not None]
-        windows = {layers[index].window > 0 for index in named}
-        for apart, tables in ((False, ("slots", "block_table")), (True, ("window_slots", "window_table"))):
-            for arg in launch.args:
-                if arg.input in tables and ((windows and windows != {apart}) or (apart and not windows)):
-                    self._fail(
-                        "{} reads {!r}, which does not say where the blocks of its cache layers {} are",
-                        *(where, arg.input, sorted(set(named))),
-                    )
+        windows = {layers[index].window > 0 for index in named} or {False}
+        for arg in launch.args:
+            if arg.input in _TABLES and windows != {_TABLES[arg.input]}:
+                self._fail(
+                    "{} reads {!r}, which does not say where the blocks of its cache layers {} are",
+                    *(where, arg.input, sorted(set(named))),
+                )
 
     def _check_counts(self, launch: Launch, where: str, sampling: bool) -> None:
         when = launch.when

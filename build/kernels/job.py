@@ -40,10 +40,14 @@ class TritonJob:
     compute_capability: int
 
     @property
+    def ptx_capability(self) -> int:
+        """The architecture whose PTX this one can take, unless the kernel has 8-bit floats."""
+        return PTX_OF.get(self.compute_capability, self.compute_capability)
+
+    @property
     def relatives(self) -> str:
         """Equal for jobs that share most of their work: one worker should do them one after the other."""
-        shared = PTX_OF.get(self.compute_capability, self.compute_capability)
-        return repr(replace(self, compute_capability=shared))
+        return repr(replace(self, compute_capability=self.ptx_capability))
 
 
 @dataclass(frozen=True)

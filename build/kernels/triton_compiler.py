@@ -12,14 +12,14 @@ from types import ModuleType
 from typing import Any
 
 from . import sass
-from .job import PTX_CAPABILITY, PTX_OF, PTX_VERSION, Compiled, CompileError, TritonJob
+from .job import PTX_CAPABILITY, PTX_VERSION, Compiled, CompileError, TritonJob
 
 
 class TritonCompiler:
     """Compiles one kernel after the other.
 
-    It keeps the last one's PTX, for the case that a related architecture (``PTX_OF``) comes next: nine tenths
-    of the time go before the assembler.
+    It keeps the last one's PTX, for the case that a related architecture (``TritonJob.ptx_capability``) comes
+    next: nine tenths of the time go before the assembler.
     """
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ class TritonCompiler:
         module = source.make_ir(target, options, codegen, modules, context)
         module = stages["ttir"](module, metadata)
         ttir = module.str_nodebug()
-        shared = PTX_OF.get(job.compute_capability, job.compute_capability)
-        key = (job.compute_capability if "f8" in ttir else shared, job.num_warps, job.num_stages, ttir)
+        capability = job.compute_capability if "f8" in ttir else job.ptx_capability
+        key = (capability, job.num_warps, job.num_stages, ttir)
         if self._last is None or self._last[0] != key:
             for stage in ("ttgir", "llir", "ptx"):
                 module = stages[stage](module, metadata)

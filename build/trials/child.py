@@ -19,6 +19,7 @@ from .guarded import GuardedBuffer
 from .job import Argument, CudaRun, NativeRun, Tensor, TrialAnswer, TrialJob, TritonRun
 
 _DTYPES = {"f32": 0, "i32": 1, "bf16": 2}
+_FORMATS = {"array": "<Q", "i32": "<i", "i64": "<q", "f32": "<f"}
 _MAX_RANK = 6
 
 
@@ -101,7 +102,7 @@ class _Runner:
         return array
 
     def cuda(self, run: CudaRun) -> str:
-        params = [self.raw(argument) for argument in run.arguments]
+        params = [struct.pack(_FORMATS[argument[0]], self.number(argument)) for argument in run.arguments]
         fault = EmulatedKernel(run.library).launch(run.grid, (run.threads, 1, 1), run.shared_bytes, params)
         if fault is None:
             return ""
@@ -112,19 +113,16 @@ class _Runner:
             f"{place}, by thread {fault.thread} of block {fault.block}"
         )
 
-    def raw(self, argument: Argument) -> bytes:
-        kind, number = argument[0], argument[1]
-        if kind == "array":
-            return struct.pack("<Q", self.memory[number].address + argument[2])  # type: ignore[misc]
-        return struct.pack({"i32": "<i", "i64": "<q", "f32": "<f"}[kind], number)
+    def number(self, argument: Argument) -> Any:
+        """An array's address, or the number that is given."""
+        if argument[0] == "array":
+            return self.memory[argument[1]].address + argument[2]  # type: ignore[misc]
+        return argument[1]
 
     def triton(self, run: TritonRun) -> str:
         from .triton_on_cpu import interpret_at
 
-        numbers = [
-            self.memory[argument[1]].address + argument[2] if argument[0] == "array" else argument[1]  # type: ignore[misc]
-            for argument in run.arguments
-        ]
+        numbers = [self.number(argument) for argument in run.arguments]
         function = getattr(_plugin_module(run.file), run.function)
         interpret_at(function, run.grid, run.types, numbers, run.constants)
         return ""

@@ -6,56 +6,58 @@ namespace castiron {
 
 namespace {
 
+[[noreturn]] void refuse(const std::string& what) {
+    throw std::invalid_argument("batch: " + what);
+}
+
 void check_table(std::span<const int32_t> table, int64_t blocks, int total, const char* name) {
-    const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
     if (static_cast<int64_t>(table.size()) < blocks)
-        fail("a table of " + std::string(name) + "s is too short");
+        refuse("a table of " + std::string(name) + "s is too short");
     for (int64_t b = 0; b < blocks; ++b) {
         const int32_t block = table[static_cast<size_t>(b)];
         if (block < 0 || block >= total)
-            fail(std::string(name) + " " + std::to_string(block) + " is outside the pool");
+            refuse(std::string(name) + " " + std::to_string(block) + " is outside the pool");
     }
 }
 
 }  // namespace
 
 void check_batch(const Batch& batch, const Limits& limits, bool has_cache, const PoolBlocks& pools) {
-    const auto fail = [](const std::string& what) { throw std::invalid_argument("batch: " + what); };
     const size_t tokens = batch.token_ids.size();
     if (tokens > static_cast<size_t>(limits.max_num_tokens)) {
-        fail(std::to_string(tokens) + " tokens pass max_num_tokens");
+        refuse(std::to_string(tokens) + " tokens pass max_num_tokens");
     }
-    if (batch.logit_rows.size() > static_cast<size_t>(limits.max_logit_rows)) fail("too many logit rows");
-    if (batch.sequences.size() > static_cast<size_t>(limits.max_batch_size)) fail("too many sequences");
-    if (batch.positions.size() != tokens) fail("positions and token_ids differ in length");
+    if (batch.logit_rows.size() > static_cast<size_t>(limits.max_logit_rows)) refuse("too many logit rows");
+    if (batch.sequences.size() > static_cast<size_t>(limits.max_batch_size)) refuse("too many sequences");
+    if (batch.positions.size() != tokens) refuse("positions and token_ids differ in length");
     for (const int32_t row : batch.logit_rows) {
         if (row < 0 || static_cast<size_t>(row) >= tokens) {
-            fail("logit row " + std::to_string(row) + " is out of range");
+            refuse("logit row " + std::to_string(row) + " is out of range");
         }
     }
     int64_t next = 0;
     for (const SequenceSlice& s : batch.sequences) {
-        if (s.first_row != next || s.num_rows < 1) fail("sequences do not cover the rows in order");
+        if (s.first_row != next || s.num_rows < 1) refuse("sequences do not cover the rows in order");
         next += s.num_rows;
         const int64_t length = int64_t{s.start_position} + s.num_rows;
-        if (s.start_position < 0 || length > limits.max_seq_len) fail("a sequence passes max_seq_len");
+        if (s.start_position < 0 || length > limits.max_seq_len) refuse("a sequence passes max_seq_len");
         if (!has_cache) continue;
         const int64_t blocks = (length + kBlockTokens - 1) / kBlockTokens;
         check_table(s.block_table, blocks, pools.blocks, "KV block");
         if (pools.window_blocks > 0) check_table(s.window_table, blocks, pools.window_blocks, "window block");
     }
-    if (next != static_cast<int64_t>(tokens)) fail("sequences do not cover all rows");
+    if (next != static_cast<int64_t>(tokens)) refuse("sequences do not cover all rows");
 }
 
 void check_token_sources(const Batch& batch, size_t rows) {
     const auto& sources = batch.token_sources;
     if (!sources.empty() && sources.size() != batch.token_ids.size()) {
-        throw std::invalid_argument("batch: token_sources and token_ids differ in length");
+        refuse("token_sources and token_ids differ in length");
     }
     for (const int32_t source : sources) {
         if (source >= 0 && static_cast<size_t>(source) >= rows) {
-            throw std::invalid_argument("batch: a token comes from row " + std::to_string(source) + " of " +
-                                        std::to_string(rows) + " of the step before");
+            refuse("a token comes from row " + std::to_string(source) + " of " + std::to_string(rows) +
+                   " of the step before");
         }
     }
 }

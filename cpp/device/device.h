@@ -20,6 +20,10 @@ enum class KvGroup : uint8_t {
     kWindow,  // layers with a window of attention, where others have none: window blocks
 };
 
+[[nodiscard]] inline KvGroup group_of(const KvLayer& layer) {
+    return layer.window > 0 ? KvGroup::kWindow : KvGroup::kAll;
+}
+
 // What a device keeps apart for KvGroup::kWindow.
 struct KvWindowGroup {
     int tokens = 0;            // the longest window of its layers; 0: there is no such group

@@ -40,10 +40,10 @@ class CacheLayer:
     dtype: str
     block_stride: int
     compute_capability: int
-    slots: StepInput = "slots"
-    table: StepInput = "block_table"
-    k_scale: tuple[float, ...] = ()
-    v_scale: tuple[float, ...] = ()
+    slots: StepInput
+    table: StepInput
+    k_scale: tuple[float, ...]
+    v_scale: tuple[float, ...]
 
     @staticmethod
     def of(op: Op, context: Context) -> CacheLayer:

@@ -82,10 +82,8 @@ def _product(op: Op, context: Context, kernel: str, matrices: tuple[str, ...], e
     quant = op.required(1).quant
     assert quant is not None  # _fits
     uses, stored = _uses(matrices, quant)
-    inputs, attrs = (
-        [op.required(0).name, *end.inputs],
-        {**stored, **end.attrs, **rounding(op, context, quant)},
-    )
+    inputs = [op.required(0).name, *end.inputs]
+    attrs = {**stored, **end.attrs, **rounding(op, context, quant)}
     return Lowering((host_call(kernel, inputs, [op.outputs[0].name], [*uses, *end.weights], attrs),))
 
 

@@ -19,6 +19,7 @@ WINDOW = 24
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 LENGTHS = (3, 40, 130, 300)
 OUTPUT = 90
+GREEDY = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True, return_generation_logits=True)
 
 
 def prompt_of(length: int, seed: int = 3) -> list[int]:
@@ -42,15 +43,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return model, folder / "engine"
 
 
-def wanted(**changes: Any) -> SamplingParams:
-    return SamplingParams(
-        **{"temperature": 0.0, "max_tokens": OUTPUT, "ignore_eos": True, "return_generation_logits": True}
-        | changes
-    )
-
-
 def outputs_of(runner: ModelRunner, prompts: list[list[int]]) -> list[Any]:
-    return [result.outputs[0] for result in runner.generate(input_ids=prompts, sampling_params=wanted())]
+    return [result.outputs[0] for result in runner.generate(input_ids=prompts, sampling_params=GREEDY)]
 
 
 def test_requests_of_several_windows_say_what_transformers_says_and_hold_their_windows(

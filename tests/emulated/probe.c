@@ -62,8 +62,9 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void bf16
     check("vdpbf16ps zmm: 0.5 + 2 * 3 + -4 * 5 = -13.5", sums[0] == -13.5f && sums[15] == -13.5f);
 }
 
-/* Three tiles of 16 rows of 64 bytes: sums, rows, and columns (four bytes of a column side by side). */
-__attribute__((target("amx-tile"))) static void shape_tiles(void) {
+/* Tiles of 16 rows of 64 bytes: 0 sums, 1 rows, 2 columns (four bytes of a column side by side). */
+__attribute__((target("amx-tile"))) static void load_tiles(const void *sums, const void *rows,
+                                                           const void *columns) {
     static struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
@@ -71,6 +72,14 @@ __attribute__((target("amx-tile"))) static void shape_tiles(void) {
     } shapes = {.palette = 1, .row_bytes = {64, 64, 64}, .rows = {16, 16, 16}};
     __asm__ volatile("" : : "r"(&shapes) : "memory");
     _tile_loadconfig(&shapes);
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, rows, 64);
+    _tile_loadd(2, columns, 64);
+}
+
+__attribute__((target("amx-tile"))) static void store_sums(void *sums) {
+    _tile_stored(0, sums, 64);
+    _tile_release();
 }
 
 __attribute__((target("amx-tile,amx-bf16"))) static void tiles_of_bf16(void) {
@@ -87,13 +96,9 @@ __attribute__((target("amx-tile,amx-bf16"))) static void tiles_of_bf16(void) {
             sums[i][j] = 0.5f;
         }
     }
-    shape_tiles();
-    _tile_loadd(0, sums, 64);
-    _tile_loadd(1, rows, 64);
-    _tile_loadd(2, columns, 64);
+    load_tiles(sums, rows, columns);
     _tile_dpbf16ps(0, 1, 2);
-    _tile_stored(0, sums, 64);
-    _tile_release();
+    store_sums(sums);
     int right = 1;
     for (int i = 0; i < 16; ++i) {
         for (int j = 0; j < 16; ++j) right &= sums[i][j] == 0.5f + 16.0f * (float)(2 * 3 + (i + 1) * j);
@@ -111,13 +116,9 @@ __attribute__((target("amx-tile,amx-int8"))) static void tiles_of_int8(void) {
         }
         for (int j = 0; j < 16; ++j) sums[i][j] = -7;
     }
-    shape_tiles();
-    _tile_loadd(0, sums, 64);
-    _tile_loadd(1, rows, 64);
-    _tile_loadd(2, columns, 64);
+    load_tiles(sums, rows, columns);
     _tile_dpbssd(0, 1, 2);
-    _tile_stored(0, sums, 64);
-    _tile_release();
+    store_sums(sums);
     int right = 1;
     for (int i = 0; i < 16; ++i) {
         for (int j = 0; j < 16; ++j) right &= sums[i][j] == -7 + 16 * (3 * 3 * -128 - (i + 1) * (j - 8));

@@ -210,11 +210,13 @@ private:
     // consists of: its part in either pool where nothing is kept apart.
     template <typename Call>
     void for_parts(KvGroup group, Call call) {
-        const uint64_t first = kv_layout_.stride(KvGroup::kAll), second = kv_layout_.stride(KvGroup::kWindow);
-        const bool together = pools_.window_blocks == 0;
-        if (group == KvGroup::kAll && first > 0) call(KvGroup::kAll, first, uint64_t{0});
-        if (second == 0 || (group == KvGroup::kAll && !together)) return;
-        call(KvGroup::kWindow, second, together ? first : uint64_t{0});
+        uint64_t at = 0;
+        for (const KvGroup part : {KvGroup::kAll, KvGroup::kWindow}) {
+            const uint64_t bytes = kv_layout_.stride(part);
+            if (bytes == 0 || (part != group && pools_.window_blocks > 0)) continue;
+            call(part, bytes, at);
+            at += bytes;
+        }
     }
 
     // The engine's thread is not the one that made the device.

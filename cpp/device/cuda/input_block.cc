@@ -51,7 +51,7 @@ InputPacker::InputPacker(const Program& program, int vocab_limit)
       has_sampling_(!program.sampling.empty()),
       has_feeding_(!program.feeding.empty()),
       has_windows_(std::any_of(program.kv_layers.begin(), program.kv_layers.end(),
-                               [](const KvLayer& layer) { return layer.window > 0; })),
+                               [](const KvLayer& layer) { return group_of(layer) == KvGroup::kWindow; })),
       table_width_((program.limits.max_seq_len + kBlockTokens - 1) / kBlockTokens) {
     if (prefill_tile_ < 1) {
         throw std::invalid_argument("prefill_tile is " + std::to_string(prefill_tile_) +

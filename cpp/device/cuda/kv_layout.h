@@ -20,10 +20,6 @@ struct KvLayout {
     [[nodiscard]] uint64_t stride(KvGroup group) const { return strides[static_cast<size_t>(group)]; }
 };
 
-[[nodiscard]] inline KvGroup group_of(const KvLayer& layer) {
-    return layer.window > 0 ? KvGroup::kWindow : KvGroup::kAll;
-}
-
 // Throws std::invalid_argument for sizes or dtypes that no cache has.
 [[nodiscard]] KvLayout kv_layout(std::span<const KvLayer> layers);
 

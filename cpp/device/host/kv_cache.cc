@@ -131,7 +131,7 @@ KvCache::KvCache(const std::vector<KvLayer>& layers) {
         const int depth = layer.dtype == DType::kBF16 ? (layer.head_dim + 1) / 2 * 2 : layer.head_dim;
         view.v_offset = heads * static_cast<size_t>(depth) * kSlots * element;
         view.block_bytes = view.v_offset + heads * static_cast<size_t>(layer.v_head_dim) * kSlots * element;
-        place(view, layer.window > 0 ? KvGroup::kWindow : KvGroup::kAll);
+        place(view, group_of(layer));
         layers_.push_back(view);
     }
 }

@@ -54,7 +54,7 @@ public:
         lora_.emplace(step, x_, y_);
         rounds_output_ = bf16_ && !has_residual && step.round_output(0);
         const Limits& limits = step.program().limits;
-        if (bf16_ && !x_.rounded) {
+        if (rounds_input()) {
             rounded_ = RoundedRows(bf16_row_bytes(args_.k),
                                    x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows));
         }
@@ -65,7 +65,7 @@ public:
     }
     [[nodiscard]] size_t workspace_floats(int) const override { return rounded_.workspace_floats(); }
     [[nodiscard]] int phases(const StepContext& context, int) const override {
-        const int product = bf16_ && !x_.rounded ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+        const int product = rounds_input() ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
         return product + (lora_->active(context) ? 1 : 0);
     }
 
@@ -99,6 +99,8 @@ public:
     }
 
 private:
+    [[nodiscard]] bool rounds_input() const { return bf16_ && !x_.rounded; }
+
     // Both operands as bf16.
     void run_bf16(const StepContext& context, const Lane& lane, int phase, const LinearArgs& args,
                   int64_t rows) const {
