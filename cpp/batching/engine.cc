@@ -86,21 +86,17 @@ PoolSize choose_pool(const Device& device, const Limits& limits, const EngineOpt
 
 // Blocks of each group, in the proportion that the pools have, that fit into so many bytes.
 PoolSize tier_size(const char* option, uint64_t bytes, const PoolSize& pool, const KvShape& shape) {
-    if (pool.window_blocks == 0) {
-        const uint64_t each = shape.block_bytes + shape.window_block_bytes;
-        PoolSize size;
-        size.blocks = static_cast<int>(std::min<uint64_t>(bytes / each, uint64_t{1} << 30));
-        if (size.blocks >= 1) return size;
+    const uint64_t one = shape.block_bytes + shape.window_block_bytes;
+    if (bytes < one) {
         throw std::invalid_argument(std::string(option) + " is " + std::to_string(bytes) +
-                                    " bytes; one block takes " + std::to_string(each));
+                                    " bytes; one block takes " + std::to_string(one));
     }
-    const uint64_t least = shape.block_bytes + shape.window_block_bytes;
-    if (bytes < least) {
-        throw std::invalid_argument(std::string(option) + " is " + std::to_string(bytes) +
-                                    " bytes; one block takes " + std::to_string(least));
-    }
-    const double share = static_cast<double>(bytes - least) / static_cast<double>(bytes_of(pool, shape));
     PoolSize size;
+    if (pool.window_blocks == 0) {
+        size.blocks = static_cast<int>(std::min<uint64_t>(bytes / one, uint64_t{1} << 30));
+        return size;
+    }
+    const double share = static_cast<double>(bytes - one) / static_cast<double>(bytes_of(pool, shape));
     size.blocks = 1 + static_cast<int>(share * pool.blocks);
     size.window_blocks = 1 + static_cast<int>(share * pool.window_blocks);
     return size;
@@ -130,12 +126,11 @@ EngineTiers make_tiers(Device& device, BlockPool& pool, const PoolSize& pool_siz
         memory += block * static_cast<uint64_t>(in_memory);
         return tier;
     };
+    const bool apart = slots.window_blocks > 0;
     EngineTiers tiers;
-    if (slots.window_blocks == 0) {
-        const uint64_t block = shape.block_bytes + shape.window_block_bytes;
-        tiers.blocks = make(KvGroup::kAll, block, slots.blocks, on_disk.blocks);
-    } else {
-        tiers.blocks = make(KvGroup::kAll, shape.block_bytes, slots.blocks, on_disk.blocks);
+    tiers.blocks = make(KvGroup::kAll, shape.block_bytes + (apart ? 0 : shape.window_block_bytes),
+                        slots.blocks, on_disk.blocks);
+    if (apart) {
         tiers.windows =
             make(KvGroup::kWindow, shape.window_block_bytes, slots.window_blocks, on_disk.window_blocks);
     }

@@ -30,7 +30,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
     : limits_(limits),
       pool_(pool),
       policy_(policy),
-      total_blocks_(pool.total()),
+      most_{pool.total(), pool.windows() != nullptr ? pool.windows()->most() : 0},
       max_running_(static_cast<size_t>(
           std::max(0, std::min({limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows})))),
       waiting_(max_waiting + max_running_) {
@@ -47,29 +47,25 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, CapacityPol
 
 void Scheduler::check_can_ever_run(int prompt_tokens, int max_new_tokens, int beam_width) const {
     const int cached = prompt_tokens + std::max(max_new_tokens - 1, 0);
-    int needed = limits_.window().most_blocks(cached);
-    int read = limits_.window().most_window_blocks(blocks_for_tokens(cached));
-    if (beam_width > 0) {
-        if (static_cast<size_t>(beam_width) > max_running_) {
-            throw std::invalid_argument("the beam search is " + std::to_string(beam_width) +
-                                        " beams wide, and this engine runs at most " +
-                                        std::to_string(max_running_) + " sequences at a time");
-        }
-        needed = blocks_for_tokens(prompt_tokens) + BeamTables::blocks_for(beam_width, prompt_tokens, cached);
-        read = needed;
+    if (beam_width > 0 && static_cast<size_t>(beam_width) > max_running_) {
+        throw std::invalid_argument("the beam search is " + std::to_string(beam_width) +
+                                    " beams wide, and this engine runs at most " +
+                                    std::to_string(max_running_) + " sequences at a time");
     }
-    if (needed > total_blocks_) {
-        throw std::invalid_argument(
-            "the request needs " + std::to_string(needed) + " KV blocks (" + std::to_string(prompt_tokens) +
-            " prompt tokens + " + std::to_string(max_new_tokens) + " to generate), the cache has " +
-            std::to_string(total_blocks_) + "; shorten the request or raise kv_cache_blocks");
+    const KvNeed need = needs(prompt_tokens, cached, beam_width);
+    if (need.blocks > most_.blocks) {
+        throw std::invalid_argument("the request needs " + std::to_string(need.blocks) + " KV blocks (" +
+                                    std::to_string(prompt_tokens) + " prompt tokens + " +
+                                    std::to_string(max_new_tokens) + " to generate), the cache has " +
+                                    std::to_string(most_.blocks) +
+                                    "; shorten the request or raise kv_cache_blocks");
     }
-    if (pool_.windows() != nullptr && read > pool_.windows()->most()) {
+    if (need.windows > most_.windows) {
         throw std::invalid_argument(
-            "the request reads " + std::to_string(read) + " blocks of the layers with a window at a time (" +
-            std::to_string(prompt_tokens) + " prompt tokens + " + std::to_string(max_new_tokens) +
-            " to generate), and the cache has " + std::to_string(pool_.windows()->most()) +
-            "; shorten the request or raise kv_cache_blocks");
+            "the request reads " + std::to_string(need.windows) +
+            " blocks of the layers with a window at a time (" + std::to_string(prompt_tokens) +
+            " prompt tokens + " + std::to_string(max_new_tokens) + " to generate), and the cache has " +
+            std::to_string(most_.windows) + "; shorten the request or raise kv_cache_blocks");
     }
 }
 

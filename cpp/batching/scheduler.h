@@ -199,7 +199,7 @@ private:
     [[nodiscard]] bool open(Request& request);
     [[nodiscard]] bool promise_blocks(Request& request);
     [[nodiscard]] KvNeed growth() const;
-    [[nodiscard]] KvNeed needs(const Request& request) const;
+    [[nodiscard]] KvNeed needs(int prompt_tokens, int tokens, int beam_width) const;
     [[nodiscard]] KvNeed available() const;
     [[nodiscard]] bool has_room_ahead();
     void make_room();
@@ -210,7 +210,7 @@ private:
     SchedulerLimits limits_;
     BlockPool& pool_;
     CapacityPolicy policy_;
-    int total_blocks_;
+    KvNeed most_;  // that one request can be promised; on any thread
     size_t max_running_;
     RequestQueue waiting_;
     std::vector<Request*> running_;         // in the order in which they are served

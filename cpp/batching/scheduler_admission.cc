@@ -106,15 +106,16 @@ KvNeed Scheduler::available() const {
     return {pool_.available(), pool_.windows() != nullptr ? pool_.windows()->available() : 0};
 }
 
-// What a request that waits is promised when it starts, under kMaxUtilization.
-KvNeed Scheduler::needs(const Request& request) const {
-    const int tokens = std::min(request.num_tokens() + 1, request.max_cached_tokens());
-    KvNeed need{limits_.window().most_blocks(tokens), 0};
-    if (pool_.windows() != nullptr)
-        need.windows = limits_.window().most_window_blocks(blocks_for_tokens(tokens));
-    if (request.beams == nullptr) return need;
-    need.blocks = blocks_for_tokens(request.prompt_tokens) + request.beams->tables.max_blocks();
-    if (pool_.windows() != nullptr) need.windows = need.blocks;
+// What a request whose sequences come to so many tokens is promised. On any thread.
+KvNeed Scheduler::needs(int prompt_tokens, int tokens, int beam_width) const {
+    const KvWindow window = limits_.window();
+    KvNeed need{window.most_blocks(tokens), window.most_window_blocks(blocks_for_tokens(tokens))};
+    if (beam_width > 0) {
+        need.blocks =
+            blocks_for_tokens(prompt_tokens) + BeamTables::blocks_for(beam_width, prompt_tokens, tokens);
+        need.windows = need.blocks;
+    }
+    if (!window.of_some) need.windows = 0;
     return need;
 }
 
@@ -156,7 +157,11 @@ void Scheduler::make_room() {
 
 // Running requests of lower priority give way to one that waits, unless it would not be enough.
 void Scheduler::make_room_for(const Request& request) {
-    const KvNeed need = needs(request);
+    // A beam search is promised all at once.
+    const int tokens = request.beams != nullptr
+                           ? request.max_cached_tokens()
+                           : std::min(request.num_tokens() + 1, request.max_cached_tokens());
+    const KvNeed need = needs(request.prompt_tokens, tokens, request.params.beam_width);
     KvNeed within_reach = available();
     for (const Request* other : running_) {
         if (other->priority() <= request.priority() || other->beams != nullptr) continue;
