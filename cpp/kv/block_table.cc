@@ -11,7 +11,7 @@ BlockTable::BlockTable(int64_t max_tokens, const CacheUse& use, const KvWindow& 
       window_(window),
       max_blocks_(blocks_for_tokens(max_tokens)),
       most_held_(window.most_blocks(max_tokens)),
-      slides_(!window.of_some && window.first_kept(static_cast<int>(max_tokens)) >= kBlockTokens),
+      slides_(!window.of_some && window.first_kept(static_cast<int>(max_tokens)) > 0),
       windows_(max_blocks_, window) {
     blocks_.reserve(static_cast<size_t>(max_blocks_));
     next_slide_ = next_slide();
@@ -40,7 +40,7 @@ bool BlockTable::promise_places(BlockPool& pool, int places) {
 
 int BlockTable::next_slide() const {
     if (!slides_) return windows_.next_end();
-    return (released_ + 1) * kBlockTokens + window_.reach() - 1;
+    return window_.end_of(released_);
 }
 
 void BlockTable::let_go(BlockPool& pool, int computed) {
@@ -49,7 +49,7 @@ void BlockTable::let_go(BlockPool& pool, int computed) {
         next_slide_ = next_slide();
         return;
     }
-    const int first = window_.first_kept(computed) / kBlockTokens;
+    const int first = window_.first_kept(computed);
     for (int place = released_; place < first; ++place) {
         pool.release(blocks_[static_cast<size_t>(place)], slides_);
     }

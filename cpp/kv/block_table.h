@@ -16,11 +16,6 @@
 
 namespace castiron {
 
-// Blocks that `tokens` cached tokens take.
-[[nodiscard]] constexpr int blocks_for_tokens(int64_t tokens) {
-    return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
-}
-
 // blocks()[p / kBlockTokens] holds position p. The table holds one reference on each of its blocks, plus a
 // promise on the pool for some that it will still need. The first num_cached() blocks are in the prefix tree:
 // found there, or entered when they were full. Where the tree had the same block already, the table took that

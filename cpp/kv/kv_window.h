@@ -8,6 +8,11 @@
 
 namespace castiron {
 
+// The blocks that so many tokens take.
+[[nodiscard]] constexpr int blocks_for_tokens(int64_t tokens) {
+    return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
+}
+
 // What a sequence must keep of its past, of a model whose layers have a sliding window: all of them, and then
 // it lets go of whole blocks (BlockTable), or some, and then of these layers' part of them (WindowTable).
 struct KvWindow {
@@ -19,15 +24,17 @@ struct KvWindow {
     // is so in any case, if blocks are let go: the prefix tree hangs the next one on it. Of their parts that
     // of the last token is, so that there always is one.
     [[nodiscard]] int reach() const { return std::max(tokens, of_some ? 2 : kBlockTokens + 1); }
-    // The first position whose keys and values somebody at `position` or behind it may read.
+    // The place of the first block that somebody at `position` or behind it may read.
     [[nodiscard]] int first_kept(int position) const {
-        return tokens == 0 ? 0 : std::max(position - reach() + 1, 0);
+        return tokens == 0 ? 0 : std::max(position - reach() + 1, 0) / kBlockTokens;
     }
+    // With a window: the position from which on nobody reads the block in this place.
+    [[nodiscard]] int end_of(int place) const { return (place + 1) * kBlockTokens + reach() - 1; }
     // The most blocks that a sequence of max_tokens holds at a time.
     [[nodiscard]] int most_blocks(int64_t max_tokens) const {
-        const int64_t life = count_blocks(max_tokens);
-        if (tokens == 0 || of_some) return static_cast<int>(life);
-        return static_cast<int>(std::min(life, count_blocks(int64_t{reach()} + longest_chunk) + 1));
+        const int life = blocks_for_tokens(max_tokens);
+        if (tokens == 0 || of_some) return life;
+        return std::min(life, blocks_for_tokens(int64_t{reach()} + longest_chunk) + 1);
     }
     // The most window blocks that a sequence with so many blocks reads, one of its tokens being computed:
     // reach() positions touch so many. Each kBlockTokens that a step feeds it besides may be one more.
@@ -37,11 +44,6 @@ struct KvWindow {
     // Those besides of all sequences of a step together.
     [[nodiscard]] static int window_blocks_of_step(int max_num_tokens) {
         return max_num_tokens / kBlockTokens;
-    }
-
-private:
-    [[nodiscard]] static constexpr int64_t count_blocks(int64_t count) {
-        return (count + kBlockTokens - 1) / kBlockTokens;
     }
 };
 

@@ -8,11 +8,6 @@
 namespace castiron {
 namespace {
 
-// The first place that a token behind so many blocks reads, in layers with a window.
-int first_read(const KvWindow& window, int blocks) {
-    return window.first_kept(blocks * kBlockTokens) / kBlockTokens;
-}
-
 std::span<const int32_t> tokens_of(std::span<const int32_t> tokens, int place) {
     return tokens.subspan(static_cast<size_t>(place) * kBlockTokens, kBlockTokens);
 }
@@ -69,14 +64,15 @@ int BlockTable::match(const BlockPool& pool, std::span<const int32_t> tokens, in
         if (!walk.has_window() && !(with_tiers && pool.tiers().windows->contains(walk.key())))
             whole = std::max(whole, place + 1);
         const int blocks = place + 1;
-        if (blocks * kBlockTokens > computed && whole <= first_read(window_, blocks)) best = blocks;
+        if (blocks * kBlockTokens > computed && whole <= window_.first_kept(blocks * kBlockTokens))
+            best = blocks;
     }
     return best;
 }
 
 // Holds what of these blocks is in the tiers alone there, until it is loaded.
 bool BlockTable::pin(BlockPool& pool, std::span<const int32_t> tokens, int blocks) const {
-    const int first = first_read(window_, blocks);
+    const int first = window_.first_kept(blocks * kBlockTokens);
     PathWalk walk(pool, use_.salt, path_end());
     for (int place = num_cached_; place < blocks; ++place) {
         if (!walk.step(tokens_of(tokens, place), true)) return false;

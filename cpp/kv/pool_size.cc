@@ -7,8 +7,6 @@
 #include <optional>
 #include <stdexcept>
 
-#include "kv/block_table.h"
-
 namespace castiron {
 namespace {
 

@@ -31,7 +31,7 @@ void WindowTable::take(BlockPool& pool, int32_t block) {
 
 int WindowTable::next_end() const {
     if (!active() || window_.tokens == 0) return kNever;
-    return (first_ + 1) * kBlockTokens + window_.reach() - 1;
+    return window_.end_of(first_);
 }
 
 // Places before the first that is read.
@@ -40,7 +40,7 @@ void WindowTable::name_first() {
 }
 
 void WindowTable::slide(BlockPool& pool, std::span<const int32_t> blocks, int computed) {
-    const int first = window_.first_kept(computed) / kBlockTokens;
+    const int first = window_.first_kept(computed);
     if (first <= first_) return;
     while (first_ < first) pool.end_window(blocks[static_cast<size_t>(first_++)], true);
     name_first();
@@ -54,8 +54,8 @@ void WindowTable::stop(BlockPool& pool, std::span<const int32_t> blocks) {
 }
 
 void WindowTable::start(BlockPool& pool, std::span<const int32_t> blocks) {
-    const auto first = static_cast<size_t>(
-        window_.first_kept(static_cast<int>(blocks.size()) * kBlockTokens) / kBlockTokens);
+    const auto first =
+        static_cast<size_t>(window_.first_kept(static_cast<int>(blocks.size()) * kBlockTokens));
     // First those that are there: taking one may evict another.
     for (size_t i = first; i < blocks.size(); ++i) {
         if (pool.window_of(blocks[i]) != WindowPool::kNone) pool.read_window(blocks[i]);
