@@ -3,16 +3,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <vector>
 
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "kv/pool_size.h"
-#include "tests/engine_support.h"
+#include "tests/kv_window_support.h"
 
 using namespace castiron;
 using namespace castiron::testing;
@@ -21,12 +19,6 @@ namespace {
 
 constexpr KvWindow kWindow{64, 32, true};
 constexpr CacheUse kCached{true, 0, {}};
-
-std::vector<int32_t> counting(int count) {
-    std::vector<int32_t> tokens(static_cast<size_t>(count));
-    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 7 % 61);
-    return tokens;
-}
 
 // Computes the tokens from `computed` on, 32 at a time.
 void compute(BlockTable& table, BlockPool& pool, std::span<const int32_t> tokens, int computed = 0) {
@@ -240,20 +232,7 @@ TEST_CASE("long outputs take no more window blocks than their windows, and say w
         const EngineStats start = engine.stats(0);
         CHECK(start.kv_blocks_total == 4 * 63);
         CHECK(start.window_blocks_total == 4 * 6 + 2 + 31);
-        std::mt19937 random(5);
-        std::map<RequestId, std::vector<int32_t>> prompts;
-        for (const int length : {1, 40, 150, 700}) {
-            const auto prompt = random_prompt(random, length);
-            prompts[engine.submit(prompt, greedy(1200))] = prompt;
-        }
-        Outcomes outcomes;
-        finish_all(engine, outcomes, prompts.size());
-        for (const auto& [id, prompt] : prompts) {
-            CHECK(outcomes.at(id).tokens == alone(kVocab, prompt, greedy(1200), 0, 1200).tokens);
-        }
-        const EngineStats stats = idle_stats(engine);
-        CHECK(stats.kv_integrity_error == "");
-        CHECK(stats.preemptions == 0);
+        const EngineStats stats = say_long_outputs(engine);
         CHECK(stats.window_blocks_evicted > 0);
         CHECK(stats.window_blocks_used + stats.window_blocks_promised == 0);
         CHECK(stats.window_blocks_cached + stats.window_blocks_free == stats.window_blocks_total);

@@ -226,6 +226,10 @@ inline void check_preemptions(CapacityPolicy policy, const std::vector<Request*>
     }
 }
 
+inline bool runs(const Request& request) {
+    return request.state == RequestState::kPrefilling || request.state == RequestState::kDecoding;
+}
+
 // Adds the blocks that the beams hold behind the prompt's. Returns how many are promised to them: all
 // that they may need and do not hold.
 inline int count_beams(const Request& request, std::map<int32_t, int>& held) {
@@ -256,9 +260,7 @@ inline void check_windows(std::span<const Request* const> requests, const BlockP
             require(windows.of(blocks[place]) == table.blocks()[place], "a window block that moved away");
         }
         promised += table.promised();
-        const bool runs =
-            request->state == RequestState::kPrefilling || request->state == RequestState::kDecoding;
-        if (request->beams == nullptr || !runs) continue;
+        if (request->beams == nullptr || !runs(*request)) continue;
         std::map<int32_t, int> of_beams;
         static_cast<void>(count_beams(*request, of_beams));
         for (const auto& [block, count] : of_beams) readers[block] += count;
@@ -281,7 +283,7 @@ inline void check_accounts(std::span<const Request* const> requests, const Sched
     size_t running = 0;
     for (const Request* request : requests) {
         const BlockTable& table = request->block_table;
-        running += request->state == RequestState::kPrefilling || request->state == RequestState::kDecoding;
+        running += runs(*request);
         if (request->state == RequestState::kFinished || request->state == RequestState::kWaiting) {
             require(table.num_blocks() == 0, "a request that does not run holds blocks");
         }
@@ -290,9 +292,7 @@ inline void check_accounts(std::span<const Request* const> requests, const Sched
             payers[block] += table.slides() ? 1 : 0;
         }
         promised += table.num_blocks() - static_cast<int>(table.held().size());
-        const bool runs =
-            request->state == RequestState::kPrefilling || request->state == RequestState::kDecoding;
-        if (request->beams != nullptr && runs) promised += count_beams(*request, held);
+        if (request->beams != nullptr && runs(*request)) promised += count_beams(*request, held);
     }
     require(running == scheduler.running().size(), "the running requests are not those that run");
     require(pool.used() == static_cast<int>(held.size()), "used blocks");

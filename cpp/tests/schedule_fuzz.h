@@ -19,6 +19,7 @@
 #include "speculation/draft_model.h"
 #include "speculation/lookup_drafter.h"
 #include "tests/fake_device.h"
+#include "tests/fuzz_life.h"
 #include "tests/fuzz_totals.h"
 #include "tests/oracle_drafter.h"
 #include "tests/schedule_checks.h"
@@ -82,14 +83,6 @@ public:
 
 private:
     static constexpr int kVocab = 29;
-
-    struct Life {
-        std::unique_ptr<Request> request;
-        bool failed_allowed = false;  // a device failure or poisoned logits may end it
-        bool cache_was_whole = true;  // nothing was evicted or forgotten before it ended
-        int least_cached = 0;         // tokens that the cache held for it when it came
-        int most_cached = 0;          // tokens that it has in common with somebody
-    };
 
     int pick(int low, int high) {
         return low + static_cast<int>(random_() % static_cast<uint32_t>(high - low + 1));
@@ -228,41 +221,7 @@ private:
         scheduler_->check_can_ever_run(life.request->prompt_tokens, new_tokens, params.beam_width);
         if (drafter_ != nullptr && params.beam_width == 0 && !chance(8))
             life.request->draft_with(drafter_->begin(*life.request));
-        for (const Life& other : lives_) {
-            const Request& theirs = *other.request;
-            if (!use.enabled || !theirs.block_table.cache_use().enabled || params.context_logits ||
-                theirs.block_table.cache_use().salt != use.salt) {
-                continue;
-            }
-            // They may still grow, and be equal for as long as this prompt is.
-            const auto common = [&](size_t length) {
-                length = std::min({length, theirs.tokens.size(), prompt.size() - 1});
-                return static_cast<int>(std::mismatch(prompt.begin(),
-                                                      prompt.begin() + static_cast<std::ptrdiff_t>(length),
-                                                      theirs.tokens.begin())
-                                            .first -
-                                        prompt.begin());
-            };
-            const bool ended = theirs.state == RequestState::kFinished;
-            const int shared = common(theirs.tokens.size());
-            const bool grows =
-                !ended && shared == std::min(theirs.num_tokens(), static_cast<int>(prompt.size()) - 1);
-            life.most_cached =
-                std::max(life.most_cached, grows ? static_cast<int>(prompt.size()) - 1 : shared);
-            if (ended && theirs.finish_reason != FinishReason::kError) {
-                const int full = computed_[other.request.get()] / kBlockTokens * kBlockTokens;
-                life.least_cached = std::max(life.least_cached, common(static_cast<size_t>(full)));
-            }
-        }
-        for (Life& other : lives_) {  // whoever is here may find what this one computes
-            const Request& theirs = *other.request;
-            if (theirs.num_output() > 0 || theirs.state == RequestState::kFinished ||
-                theirs.params.context_logits || !use.enabled || !theirs.block_table.cache_use().enabled ||
-                theirs.block_table.cache_use().salt != use.salt) {
-                continue;
-            }
-            other.most_cached = theirs.prompt_tokens - 1;
-        }
+        expect_cached(life, lives_);
         scheduler_->enqueue(*life.request);
         lives_.push_back(std::move(life));
         ++open_;
@@ -278,12 +237,6 @@ private:
         }
     }
 
-    // Tokens of it that its blocks in the cache can be for; those of beams are never kept.
-    static int num_kept(const Request& request) {
-        return std::min(request.num_computed,
-                        request.beams == nullptr ? request.num_tokens() : request.prompt_tokens);
-    }
-
     void cancel_one() {
         Life& life = lives_[static_cast<size_t>(pick(0, static_cast<int>(lives_.size()) - 1))];
         if (life.request->state == RequestState::kFinished) return;
@@ -291,7 +244,7 @@ private:
         const bool runs = life.request->state != RequestState::kWaiting;
         life.request->finish(FinishReason::kCancelled);
         if (runs && under_way_ != nullptr) return;  // the end of the step takes it out
-        computed_[life.request.get()] = num_kept(*life.request);
+        life.num_kept = num_kept(*life.request);
         scheduler_->remove(*life.request);
         ended(life);
     }
@@ -460,9 +413,10 @@ private:
     void retire(bool may_fail) {
         std::vector<Life*> gone;
         for (Request* request : scheduler_->running()) {
-            computed_[request] = num_kept(*request);
+            Life& life = life_of(*request);
+            life.num_kept = num_kept(*request);
             if (request->state != RequestState::kFinished) continue;
-            gone.push_back(&life_of(*request));
+            gone.push_back(&life);
             totals_.released += request->block_table.num_released();
             totals_.slid += request->block_table.num_released() > 0;
             totals_.windows_passed += request->block_table.windows().first();
@@ -528,8 +482,7 @@ private:
     StepCost step_cost_;
     std::vector<std::shared_ptr<const Adapter>> adapters_;
     std::vector<std::vector<int32_t>> families_;
-    std::vector<Life> lives_;                 // request ids are 1 and up
-    std::map<const Request*, int> computed_;  // at the last look
+    std::vector<Life> lives_;  // request ids are 1 and up
     const StepPlan* under_way_ = nullptr;
     std::map<const StepPlan*, bool> poisoned_;
     int open_ = 0;
