@@ -125,7 +125,7 @@ class EngineInfo:
         kernels: how many steps of a pass each kernel computes (``kernel_paths``).
         tokenizer_dir: None for an engine without a tokenizer (token ids in, token ids out).
         generation_config: the checkpoint's own sampling defaults, by Hugging Face's names.
-        architecture, parameters, dtype: of the model, for people; ``dtype`` says how it is quantized, too.
+        architecture, parameters, dtype: of the model, for people; ``dtype`` says how weights are stored, too.
     """
 
     name: str

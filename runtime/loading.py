@@ -15,6 +15,7 @@ from castiron.errors import EngineError
 
 from ..engines import open_engine
 from ..engines.kernel_paths import kernel_paths
+from ..engines.precision import precision
 from ..engines.program import module_sizes
 from .core_api import Core, CoreTypes, EngineInfo
 from .devices import DeviceChoice, choose_device
@@ -184,7 +185,7 @@ def open_session(
         generation_config=dict(engine.generation_config),
         architecture=engine.manifest.model.architecture,
         parameters=engine.manifest.model.parameters,
-        dtype=_dtype(engine),
+        dtype=precision(engine.manifest, [loaded.program]),
     )
     module = loaded.module
     types = CoreTypes(module.SamplingParams, module.QueueFullError, module.EngineDeadError)
@@ -204,12 +205,6 @@ def open_session(
         preload=preload,
         adapters=adapters,
     )
-
-
-def _dtype(engine: Engine) -> str:
-    quantization = engine.manifest.quantization
-    dtype = engine.manifest.model.dtype
-    return dtype if quantization is None else f"{dtype}, quantized by {quantization.recipe}"
 
 
 def check_takes_adapters(engine: Engine, program: Program, choice: DeviceChoice) -> None:

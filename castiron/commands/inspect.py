@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 def command(engine: str, as_json: bool, steps: bool, kernels: bool, check: bool) -> None:
     """Show what the engine in the folder ENGINE holds."""
     from castiron.engines import open_engine
+    from castiron.engines.precision import precision
 
     opened = open_engine(engine)
     if check:
@@ -61,11 +62,13 @@ def command(engine: str, as_json: bool, steps: bool, kernels: bool, check: bool)
     if as_json:
         print_json(summary)
     else:
-        _show(console(), summary)
+        _show(console(), summary, precision(opened.manifest, opened.programs.values()))
 
 
 def summarize(engine: Engine, *, steps: bool) -> dict[str, Any]:
     """Return the JSON object of ``inspect --json``."""
+    from castiron.engines.precision import stored_dtypes
+
     manifest = engine.manifest
     report = engine.build_report()
     return {
@@ -73,6 +76,7 @@ def summarize(engine: Engine, *, steps: bool) -> dict[str, Any]:
         "format_version": manifest.format_version,
         "castiron_version": manifest.castiron_version,
         "model": manifest.model.model_dump(),
+        "stored_dtypes": stored_dtypes(engine.programs.values()) or [manifest.model.dtype],
         "targets": engine.targets,
         "limits": manifest.limits.model_dump(),
         "quantization": None if manifest.quantization is None else manifest.quantization.model_dump(),
@@ -122,7 +126,7 @@ def _summarize_program(program: Program, steps: bool) -> dict[str, Any]:
     return summary
 
 
-def _show(out: Console, summary: dict[str, Any]) -> None:
+def _show(out: Console, summary: dict[str, Any], precision: str) -> None:
     from rich.markup import escape
 
     model, limits, tokens = summary["model"], summary["limits"], summary["special_tokens"]
@@ -131,7 +135,7 @@ def _show(out: Console, summary: dict[str, Any]) -> None:
     for key, value in {
         "model": f"{model['name']} · {model['architecture']} · {human_count(model['parameters'])} parameters",
         "source": f"{model['source']} ({model['source_dtype']})",
-        "weights": model["dtype"],
+        "precision": precision,
         "targets": ", ".join(summary["targets"]),
         "limits": f"{limits['max_batch_size']} requests · {limits['max_seq_len']} tokens each · "
         f"{limits['max_num_tokens']} tokens and {limits['max_logit_rows']} logit rows a step",

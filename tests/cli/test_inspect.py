@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from edit import read_entries, write_entries
+from edit import edit_manifest, read_entries, write_entries
+from tiny import write_tiny_engine
 
 from castiron.cli import main
 
@@ -46,6 +47,21 @@ def test_tables_name_model_memory_kernels_and_golden_outputs(tiny_engine: Path) 
     assert "embedding(token_ids" not in result.output
     result = CliRunner().invoke(main, ["inspect", str(tiny_engine), "--steps"])
     assert "embedding(token_ids <embed>)" in result.output
+
+
+def test_precision_says_what_weights_are_stored_as(tiny_engine: Path, tmp_path: Path) -> None:
+    def shown(engine: Path) -> tuple[str, list[str]]:
+        text = CliRunner().invoke(main, ["inspect", str(engine)]).stdout
+        found = json.loads(CliRunner().invoke(main, ["inspect", str(engine), "--json"]).stdout)
+        line = next(line for line in text.splitlines() if line.strip().startswith("precision"))
+        return line.partition("precision")[2].strip(), found["stored_dtypes"]
+
+    assert shown(tiny_engine) == ("float32", ["float32"])
+    narrow = write_tiny_engine(tmp_path / "narrow", "bf16")
+    assert shown(narrow) == ("bfloat16", ["bfloat16"])
+    # A float32 engine of a checkpoint in bf16: float32 is what it computes in.
+    edit_manifest(narrow, lambda manifest: manifest["model"].update(dtype="float32"))
+    assert shown(narrow) == ("float32 (weights stored as bfloat16)", ["bfloat16"])
 
 
 def test_check_finds_a_flipped_bit_that_opening_does_not(tiny_engine: Path, tmp_path: Path) -> None:
