@@ -99,7 +99,7 @@ def _build(
         ]
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]
     notes = [*checkpoint.notes, *captured.report.notes, *ignored]
-    plan = _plan(checkpoint, lowered, limits, options)
+    plan = _plan(checkpoint, model, lowered, limits, options)
     about = section(quantized, model, pool.graph, options.dtype)
     phases.progress.plan(plan)
     for note in (*checkpoint.notes, *captured.report.notes):
@@ -149,7 +149,13 @@ def _rewrite(
     return run_passes(model, PassContext(limits.max_seq_len, patterns, quantization), options.dump_graph)
 
 
-def _plan(checkpoint: Checkpoint, lowered: list[Lowered], limits: Limits, options: BuildOptions) -> BuildPlan:
+def _plan(
+    checkpoint: Checkpoint,
+    model: onnx.ModelProto,
+    lowered: list[Lowered],
+    limits: Limits,
+    options: BuildOptions,
+) -> BuildPlan:
     if options.verify == "always" and not _has_core():
         raise BuildError(
             f"the engine cannot be compared with the source model: {_NO_CORE}; install castiron's wheel"
@@ -166,7 +172,7 @@ def _plan(checkpoint: Checkpoint, lowered: list[Lowered], limits: Limits, option
         dtype=options.dtype,
         limits=limits,
         memory={one.program.target: one.memory for one in lowered},
-        disk_bytes=estimate.disk_bytes(lowered),
+        disk_bytes=estimate.disk_bytes(lowered, model, checkpoint.folder, golden=options.verify != "never"),
         peak_bytes=estimate.peak_bytes(lowered, verify=verify),
         verify=verify,
     )

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
+import onnx
+
+from ..engines.golden import golden_bytes
+from ..engines.layout import COPIED
 from ..engines.weights_file import layout_bytes
 from .lower import Lowered
 from .packed import CHUNK_BYTES
 
-#: Golden logits, graph, tokenizer and program: small beside the weights, but not nothing.
-_OTHER_FILES = 96 << 20
+#: Machine code of a kernel: 228 of them, for six architectures, took 3.9 MB.
+_KERNEL_BYTES = 20_000
+#: A weight's line in the header of its file.
+_HEADER_BYTES = 160
+#: Manifest and build report.
+_REPORT_BYTES = 64 << 10
 #: Graph, passes and transformers' model skeleton; measured on 135M to 70B shapes.
 _GRAPH_BYTES = 400 << 20
 #: The source model's pass with its weights streamed; measured on 8B shapes: 150 MB.
@@ -24,9 +33,24 @@ def weight_bytes(lowered: Iterable[Lowered]) -> int:
     return sum(stored.values())
 
 
-def disk_bytes(lowered: Iterable[Lowered]) -> int:
-    """Size of the finished engine, generously."""
-    return weight_bytes(lowered) + _OTHER_FILES
+def disk_bytes(lowered: list[Lowered], model: onnx.ModelProto, checkpoint: Path, *, golden: bool) -> int:
+    """Size of the finished engine: what goes into it is at hand, but for machine code and golden outputs.
+
+    checkpoint: the folder that tokenizer and configs are copied from.
+    """
+    programs = [one.program for one in lowered]
+    weights = {weight.name for program in programs for weight in program.weights}
+    files = [checkpoint / name for name in COPIED]
+    return (
+        weight_bytes(lowered)
+        + _HEADER_BYTES * len(weights)
+        + int(model.ByteSize())
+        + sum(len(program.to_json()) for program in programs)
+        + _KERNEL_BYTES * sum(len(one.requests) for one in lowered)
+        + (golden_bytes(programs[0].vocab_size, programs[0].limits) if golden else 0)
+        + sum(file.stat().st_size for file in files if file.is_file())
+        + _REPORT_BYTES
+    )
 
 
 def fits_verification(lowered: Iterable[Lowered]) -> bool:

@@ -95,6 +95,14 @@ def make_golden(
     return named
 
 
+def golden_bytes(vocab_size: int, limits: Limits) -> int:
+    """Size of what ``make_golden`` returns for a model with a tokenizer, nearly all of it logits."""
+    longest = min(_LONG, limits.max_seq_len)
+    lengths = (longest, min(_SHORT, longest))
+    rows = sum(len(_rows(length, min(_DECODE_PREFIX, length), vocab_size)) for length in lengths)
+    return (rows + _DECODE_STEPS) * vocab_size * 4
+
+
 def _sequence(source: SourceModel, tokens: Ints, vocab: int, steps: int) -> dict[str, np.ndarray[Any, Any]]:
     length = len(tokens)
     prefix = min(_DECODE_PREFIX, length)

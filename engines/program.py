@@ -248,6 +248,10 @@ class Program(_Model):
     #: Run ahead of ``steps`` where tokens come from ``sampled`` of the step before; empty: they never do.
     feeding: list[Step] = []
 
+    def to_json(self) -> bytes:
+        """What program.json holds."""
+        return self.model_dump_json(exclude_defaults=True).encode()
+
 
 def module_sizes(program: Program) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of the modules that adapters can add to, by their paths in the source model."""

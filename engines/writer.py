@@ -85,9 +85,7 @@ class EngineWriter:
     def add_program(self, program: Program) -> None:
         """Add the program of one target."""
         self._programs[program.target] = program
-        self._entries[f"{program.target}/program.json"] = program.model_dump_json(
-            exclude_defaults=True
-        ).encode()
+        self._entries[f"{program.target}/program.json"] = program.to_json()
 
     def add_images(self, images: Mapping[str, bytes]) -> None:
         """Add what programs refer to as ``Kernel.image`` and ``Kernel.ptx``, by entry name."""

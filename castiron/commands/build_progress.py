@@ -59,8 +59,8 @@ class RichProgress:
                 rows.add_row(escape(item.item), human_bytes(item.bytes), escape(item.note))
             print_(rows)
         print_(
-            f"Engine on disk {human_bytes(plan.disk_bytes)}; this build needs {human_bytes(plan.peak_bytes)} "
-            "of memory beyond its libraries"
+            f"Engine on disk about {human_bytes(plan.disk_bytes)}; this build needs "
+            f"{human_bytes(plan.peak_bytes)} of memory beyond its libraries"
         )
 
     def start(self, phase: str, total: int | None) -> None:

@@ -64,6 +64,8 @@ def test_a_checkpoint_becomes_an_engine_that_agrees_with_its_source(checkpoint: 
     assert (tmp_path / "graphs" / "01_clean_up.onnx").is_file()
     assert dict(report.passes)["gather_last_tokens"] == 5
     assert json.loads(json.dumps(report.to_dict()))["limits"]["max_seq_len"] == 96
+    size = sum(file.stat().st_size for file in (tmp_path / "engine").iterdir())
+    assert size < report.plan.disk_bytes < size + (200 << 10)
     if report.plan.verify:
         assert report.verification is not None
         assert report.verification.passed
