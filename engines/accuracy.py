@@ -61,8 +61,8 @@ class Comparison:
 
     @property
     def mean_kl(self) -> float:
-        """KL(source ‖ model), nats."""
-        return self._kl / self.predictions
+        """KL(source ‖ model), nats. It has no negative values, which rounding makes of a small sum."""
+        return 0.0 if self._kl <= 0 else self._kl / self.predictions
 
     @property
     def top1_agreement(self) -> float:

@@ -287,7 +287,8 @@ def _log_softmax(logits: Floats) -> Floats:
 def _kl(golden: Floats, found: Floats) -> npt.NDArray[np.float64]:
     """Return KL(golden ‖ found) of each row, in nats."""
     p, q = (_log_softmax(np.asarray(logits, np.float64)) for logits in (golden, found))
-    return np.asarray((np.exp(p) * (p - q)).sum(-1), np.float64)
+    # Never negative, but for rounding.
+    return np.asarray(np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0), np.float64)
 
 
 def _difference(found: Sequence[dict[int, float]], expected: Floats) -> float:

@@ -89,6 +89,12 @@ def printable(text: str) -> str:
     )
 
 
+def human_change(part: float) -> str:
+    """Return a relative change as people read it: +1.25%; what rounds to zero is +0.00%."""
+    shown = f"{part:+.2%}"
+    return "+0.00%" if shown == "-0.00%" else shown
+
+
 def human_bytes(count: int) -> str:
     """Return a size as people read it: 1.23 GiB."""
     size = float(count)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import console, engine_argument, json_option, print_json
+from .common import console, engine_argument, human_change, json_option, print_json
 from .runtime_options import device_option, trust_plugins_option
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _show(result: dict[str, Any]) -> None:
     )
     if "source_perplexity" in result:
         out.print(
-            f"[bold]Unquantized[/] {result['source_perplexity']:.5g}: {result['increase']:+.2%} "
+            f"[bold]Unquantized[/] {result['source_perplexity']:.5g}: {human_change(result['increase'])} "
             f"± {result['increase_standard_error']:.2%}, mean KL {result['mean_kl']:.5f}, top-1 agreement "
             f"{result['top1_agreement']:.2%}"
         )

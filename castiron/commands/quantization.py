@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .common import human_count, printable, table
+from .common import human_change, human_count, printable, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -152,7 +152,7 @@ def show_accuracy(out: Console, found: dict[str, Any]) -> None:
         source = accuracy["source_perplexity"]
         out.print(
             f"[bold]Accuracy[/] perplexity {accuracy['perplexity']:.4g}, "
-            f"{accuracy['perplexity'] / source - 1:+.2%} "
+            f"{human_change(accuracy['perplexity'] / source - 1)} "
             f"of the unquantized model's {source:.4g}; mean KL {accuracy['mean_kl']:.4f}, top-1 agreement "
             f"{accuracy['top1_agreement']:.1%}; {accuracy['predictions']:,} predictions of "
             f"{escape(accuracy['text']['name'])}, {escape(accuracy['measured'])}"

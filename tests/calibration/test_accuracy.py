@@ -44,6 +44,16 @@ def test_a_model_beside_itself_loses_nothing() -> None:
     assert comparison.increase_error == 0.0
 
 
+def test_rounding_makes_no_divergence_negative() -> None:
+    rng = np.random.default_rng(13)
+    logits = rng.standard_normal((64, 300)).astype(np.float32)
+    for shift in (1.0, 1e2, 1e3):  # the same model: adding to all logits changes no probability
+        comparison = Comparison()
+        comparison.add(rng.integers(0, 300, 64), logits + np.float32(shift), logits)
+        assert 0.0 <= comparison.mean_kl < 1e-6
+        assert f"{comparison.mean_kl:.5f}" == "0.00000"
+
+
 def test_without_a_source_the_perplexity_alone_is_measured() -> None:
     comparison = Comparison()
     comparison.add(np.zeros(11, np.int64), np.zeros((11, 8), np.float32))
