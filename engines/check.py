@@ -41,7 +41,9 @@ class _Checker:
         program = self.program
         if program.format[0] != PROGRAM_FORMAT[0] or not 0 <= program.format[1] <= PROGRAM_FORMAT[1]:
             self.fail(
-                "has format {}.{}; this castiron reads {}.{}. Rebuild it", *program.format, *PROGRAM_FORMAT
+                "has format {0}.{1}; this castiron reads {2}.0 to {2}.{3}. Rebuild it",
+                *program.format,
+                *PROGRAM_FORMAT,
             )
         for value in program.values:
             if value.name in self.values:

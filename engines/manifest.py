@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Annotated, Any, Literal
 
@@ -15,11 +16,15 @@ from .schema import Bytes, Schema, Sha256, Text
 
 #: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
 FORMAT_VERSION = (1, 4)
+#: The formats that it reads, for messages.
+_READABLE = "{0}.0 to {0}.{1}".format(*FORMAT_VERSION)
+#: One spelling for each version: "1.04" would be another text for the same.
+_VERSION = r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})"
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 EntryName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_./-]{0,255}$")]
 Token = Annotated[int, Field(ge=0, le=1 << 24)]
-Version = Annotated[str, Field(pattern=r"^[0-9]{1,6}\.[0-9]{1,6}$")]
+Version = Annotated[str, Field(pattern=f"^{_VERSION}$")]
 
 
 class ModelIdentity(Schema):
@@ -116,20 +121,22 @@ def check_format(raw: Any, where: str) -> None:
             f"{where} is not a castiron engine: its config.json has no format 'castiron-engine'."
         )
     found = raw.get("format_version")
-    parts = found.split(".") if isinstance(found, str) and len(found) < 16 else []
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise EngineError(f"{where}: unreadable format_version; expected 'major.minor'. Rebuild the engine.")
-    major, minor = int(parts[0]), int(parts[1])
+    parts = re.fullmatch(_VERSION, found) if isinstance(found, str) else None
+    if parts is None:
+        raise EngineError(
+            f"{where}: format_version is {repr(found)[:40]}; expected 'major.minor' without leading zeros, "
+            f"{_READABLE}. Rebuild the engine."
+        )
+    major, minor = int(parts[1]), int(parts[2])
     if major == FORMAT_VERSION[0] and minor <= FORMAT_VERSION[1]:
         return
-    known = "{}.{}".format(*FORMAT_VERSION)
     tool = _short(raw.get("castiron_version"))
     if (major, minor) > FORMAT_VERSION:
         remedy = f"upgrade castiron (the engine was built by {tool}), or rebuild it with this one:"
     else:
         remedy = "rebuild the engine:"
     raise EngineError(
-        f"{where} has engine format {found}; this castiron reads format {known}. To fix it, {remedy} "
+        f"{where} has engine format {found}; this castiron reads {_READABLE}. To fix it, {remedy} "
         f"{rebuild_command(raw, where)}"
     )
 

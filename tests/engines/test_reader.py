@@ -58,11 +58,12 @@ def test_another_version_is_refused_naming_both_and_the_rebuild_command(
 
     edit_manifest(engine, change)
     command = f"castiron build '/models/tiny model' --output-dir {engine} --overwrite"
-    refused(engine, version, "1.4", remedy, command)
+    refused(engine, version, "1.0 to 1.4", remedy, command)
 
 
 def test_a_version_that_is_no_version_is_refused(engine: Path) -> None:
-    for bad in ("1", "1.x", "", None, 1.0, "1.0.0", "²._", "1" * 400 + ".0", ["1.0"]):
+    texts = ("1", "1.x", "", "1.0.0", "²._", "1" * 400 + ".0", "1.04", "01.4", "1.4\n", " 1.4")
+    for bad in (*texts, None, 1.0, ["1.0"]):
         edit_manifest(engine, lambda manifest, bad=bad: manifest.update(format_version=bad))
         refused(engine, "major.minor")
 
