@@ -10,11 +10,13 @@ from castiron.errors import CheckpointError
 
 from .config import read_config, read_json_object
 from .converted import converted, copy_companions, save_tensors
-from .safetensors_file import read_header
+from .safetensors_file import DTYPES, read_header
 from .shards import INDEX, SINGLE
 
 _BIN: Final = "pytorch_model.bin"
 _BIN_INDEX: Final = "pytorch_model.bin.index.json"
+#: What numpy can be given; torch names them alike.
+_DTYPES: Final = {dtype.name for dtype in DTYPES.values() if not dtype.name.startswith("float8")}
 
 
 def convert_torch_bin(folder: Path) -> tuple[Path, tuple[str, ...]]:
@@ -64,9 +66,31 @@ def _load(file: Path) -> dict[str, Any]:
             f"{file}: torch cannot read it as plain weights ({reason}). Download it again, or use a "
             "safetensors checkpoint."
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+    ):
         raise CheckpointError(
             f"{file}: holds more than tensors by name (a training state?); expected a state dict as written "
             "by save_pretrained."
         )
+    for name, tensor in state.items():
+        what = _unreadable(tensor)
+        if what:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is {what}; expected plain numbers in memory. Load the model where "
+                "it was made and save it again with save_pretrained."
+            )
     return state
+
+
+def _unreadable(tensor: Any) -> str:
+    """Why a tensor's numbers cannot be taken as they lie; empty where they can."""
+    import torch
+
+    if tensor.is_meta:
+        return "on the meta device, a shape without numbers"
+    if tensor.layout != torch.strided:
+        return f"sparse ({tensor.layout})"
+    if tensor.is_quantized or str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
+        return f"of {tensor.dtype}"
+    return ""

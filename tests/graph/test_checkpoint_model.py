@@ -267,6 +267,28 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: py
     assert not list((tmp_path / "cache").rglob("*.safetensors")), "nothing half-converted stays"
 
 
+@pytest.mark.parametrize(
+    ("tensor", "found"),
+    [
+        (torch.empty(4, 2, device="meta"), "on the meta device, a shape without numbers"),
+        (torch.eye(4).to_sparse(), r"sparse \(torch.sparse_coo\)"),
+        (torch.ones(2, dtype=torch.complex64), "of torch.complex64"),
+        (torch.ones(2, 2).to(torch.float8_e4m3fn), "of torch.float8_e4m3fn"),
+    ],
+)
+def test_a_tensor_without_plain_numbers_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor, found: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = saved(llama(False), tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    torch.save({"good": torch.ones(2), "w.weight": tensor}, folder / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match=rf"pytorch_model\.bin: tensor 'w\.weight' is {found}; expected"
+    ):
+        Checkpoint.open(folder)
+
+
 def test_a_cache_that_cannot_be_written_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
