@@ -8,6 +8,7 @@ from typing import Any
 
 from castiron.errors import RequestError
 
+from .request_check import as_lists
 from .request_errors import ParameterError
 from .sampling_params import SamplingParams
 
@@ -92,8 +93,9 @@ def prompt_rows(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[li
                     f"a prompt is of type {type(text).__name__}; expected text (ids go into input_ids)"
                 )
         return [None] * len(texts), list(texts)
-    if hasattr(input_ids, "tolist"):
-        input_ids = input_ids.tolist()
+    if getattr(input_ids, "ndim", 0) == 1 and not isinstance(input_ids, memoryview):
+        return [input_ids], [None]  # one prompt, which may be too long to be worth a list
+    input_ids = as_lists("input_ids", input_ids)
     if not isinstance(input_ids, (list, tuple, range)):
         raise RequestError(
             f"input_ids is of type {type(input_ids).__name__}; expected a list of token ids, or a list of "

@@ -13,12 +13,19 @@ MAX_STRING_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
 
 
+def shown(value: object) -> str:
+    """A value of a request for a message, in at most 80 characters."""
+    try:
+        text = repr(value[:80] if isinstance(value, (list, tuple, str, bytes)) else value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        holder = "" if isinstance(value, int) else f"a {type(value).__name__} with "
+        text = f"{holder}an integer of thousands of digits"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def refuse(name: str, found: object, expected: str) -> NoReturn:
     """Raise ParameterError that says what was found and what was expected."""
-    shown = repr(found)
-    raise ParameterError(
-        f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; expected {expected}", param=name
-    )
+    raise ParameterError(f"{name} is {shown(found)}; expected {expected}", param=name)
 
 
 def as_integer(name: str, value: Any, low: int, high: int) -> int:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from ..param_values import shown
 from .errors import ApiError
-from .large_json import parse_json
+from .large_json import LongIntegerError, parse_json
 from .request_context import current
 from .service import SMALL_BODY_BYTES, Service
 from .streaming import read_body
@@ -39,9 +40,15 @@ def _read(schema: type[_Body], raw: bytes) -> _Body:
     try:
         if len(raw) <= SMALL_BODY_BYTES:
             return schema.model_validate_json(raw)
+    except ValidationError as e:
+        if e.errors(include_url=False, include_context=False)[0]["type"] != "json_invalid":
+            raise _refusal(e) from None
+    try:  # large, or to be told what is wrong with it
         return schema.model_validate(parse_json(raw))
     except ValidationError as e:
         raise _refusal(e) from None
+    except LongIntegerError as e:
+        raise ApiError(400, f"{e.field or 'the body'}: found {e}", e.field) from None
     except ValueError as e:
         raise ApiError(400, f"the body is not valid JSON: {e}") from None
 
@@ -62,15 +69,10 @@ def _refusal(error: ValidationError) -> ApiError:
 
 def _first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
     first = _nearest(errors)
-    if first["type"] == "json_invalid":
-        return f"the body is not valid JSON: {first['msg']}", None
     place = [str(p) for p in first["loc"]]
     if not place:
         return f"the body is not a JSON object: {first['msg']}", None
-    shown = repr(first.get("input"))
-    found = (
-        "" if first["type"] == "missing" else f", found {shown if len(shown) < 80 else shown[:77] + '...'}"
-    )
+    found = "" if first["type"] == "missing" else f", found {shown(first.get('input'))}"
     return f"{'.'.join(place)[:200]}: {first['msg']}{found}", place[0][:200]
 
 

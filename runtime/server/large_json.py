@@ -20,10 +20,19 @@ _MAX_DEPTH = 200
 MAX_VALUES = 1 << 18
 
 
+class LongIntegerError(ValueError):
+    """An integer of more digits than Python reads. ``field``: of the whole object, that it is in."""
+
+    def __init__(self, field: str | None) -> None:
+        super().__init__("an integer of thousands of digits")
+        self.field = field
+
+
 def parse_json(raw: bytes) -> Any:
     """The value of a JSON text; to be called on a worker thread.
 
     Raises:
+        LongIntegerError: it holds an integer that nobody means.
         ValueError: it is none, or holds more than ``MAX_VALUES``.
     """
     try:
@@ -40,6 +49,7 @@ class _Reader:
         self._at = 0
         self._depth = 0
         self._values = 0
+        self._field: str | None = None
 
     def whole(self) -> Any:
         self._blanks()
@@ -90,6 +100,8 @@ class _Reader:
             if self._text[self._at : self._at + 1] != '"':
                 raise self._expected("a name in quotes")
             name = self._scalar_value()
+            if self._depth == 1:
+                self._field = name
             self._blanks()
             if not self._take(":"):
                 raise self._expected("a colon")
@@ -105,6 +117,8 @@ class _Reader:
             value, self._at = self._scalar(self._text, self._at)
         except json.JSONDecodeError as e:
             raise ValueError(f"{e.msg} at character {e.pos}") from None
+        except ValueError:
+            raise LongIntegerError(self._field) from None
         if isinstance(value, str) and not value.isascii():
             try:
                 value.encode()

@@ -117,6 +117,20 @@ def test_over_the_context_names_the_limit_the_sum_and_the_prompts_part(server, p
         assert "200 in the prompt" in error["message"]
 
 
+@pytest.mark.parametrize("digits", [100, 4000, 5000, 100_000])
+@pytest.mark.parametrize(
+    ("field", "text"), [("max_tokens", "9"), ("temperature", "9"), ("stop_token_ids", "[1, 9]")]
+)
+def test_a_number_of_very_many_digits_is_refused_by_the_name_of_its_field(server, field, text, digits):
+    raw = f'{{"prompt": [5], "{field}": {text.replace("9", "9" * digits)}}}'
+    answer = httpx.post(server[0] + COMPLETIONS, content=raw, timeout=20)
+    assert answer.status_code == 400, answer.text
+    error = envelope(answer, "BadRequestError")
+    assert error["param"] == field
+    assert field in error["message"]
+    assert "set_int_max_str_digits" not in error["message"]
+
+
 def test_no_key_or_a_bad_one_is_401(folder):
     with live_server.serve(tokenizer_dir=folder, front=FrontConfig(ApiKeys([ApiKey("team", KEY)]))) as server:
         for headers in ({}, {"authorization": "Bearer other"}, {"authorization": f"Basic {KEY}"}):

@@ -144,6 +144,39 @@ def test_ids_that_no_vocabulary_has_are_named(runner, ids, text):
     assert text in result.error
 
 
+class Unreadable:
+    """A tensor without numbers: torch's of the meta device and sparse ones raise such errors."""
+
+    ndim = 1
+
+    def __len__(self):
+        return 3
+
+    def tolist(self):
+        raise RuntimeError("Cannot copy out of meta tensor; no data!\nat a place in C++")
+
+
+def test_what_has_no_ids_to_read_is_refused_in_our_words(runner):
+    for prompt in (Unreadable(), [Unreadable()]):
+        (result,) = runner.generate(input_ids=prompt, max_new_tokens=1)
+        assert "of type Unreadable and its numbers cannot be read (Cannot copy" in result.error
+        assert "at a place" not in result.error
+    for raw in (b"\1\2", bytearray(b"\1\2"), memoryview(b"\1\2")):  # bytes, however they come
+        with pytest.raises(RequestError, match=f"input_ids is of type {type(raw).__name__}; expected a list"):
+            runner.generate(input_ids=raw, max_new_tokens=1)
+        (result,) = runner.generate(input_ids=[raw], max_new_tokens=1)
+        assert f"a prompt is of type {type(raw).__name__}; expected a list" in result.error
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read(runner):
+    class Long(Unreadable):
+        def __len__(self):
+            return 3_000_000
+
+    (result,) = runner.generate(input_ids=Long(), max_new_tokens=1)
+    assert "context length is 256 tokens, but 3000001 were requested" in result.error
+
+
 def test_an_empty_batch_has_no_results(runner):
     assert runner.generate(input_ids=[[]])[0].error
     assert runner.generate(prompts=[]) == []
