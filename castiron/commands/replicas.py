@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from castiron.errors import EngineError
-
 from .common import printable
 from .server_report import show_ready
 
@@ -38,18 +36,6 @@ def replica_options(function: _Function) -> _Function:
     ):
         function = add(function)
     return function
-
-
-def check_replicas(replicas: int, ray_address: str | None, front: FrontConfig) -> None:
-    """Raise EngineError for options that do not go together."""
-    if replicas == 1:
-        if ray_address is not None:
-            raise EngineError("--ray-address is for --replicas 2 or more")
-        return
-    if front.tracer is not None:
-        raise EngineError(
-            f"--otlp-traces-endpoint does not go with --replicas {replicas}: replicas do not know of it"
-        )
 
 
 def serve_several(
@@ -86,7 +72,8 @@ def serve_several(
     click.echo(printable(f"castiron {__version__}: {name}, {replicas} replicas"))
     began = time.perf_counter()
     engine = str(Path(engine).resolve())
-    with started(engine, replicas, runtime, config(names), swap, ray_address) as handles:
+    traces = None if front.tracer is None else front.tracer.endpoint
+    with started(engine, replicas, runtime, config(names), swap, traces, ray_address) as handles:
         click.echo(
             f"replicas loaded in {time.perf_counter() - began:.2f} s, {runtime['num_threads']} threads each"
         )

@@ -11,7 +11,7 @@ from castiron.errors import EngineError
 
 from .common import engine_argument
 from .config_file import configurable, given_options
-from .replicas import check_replicas, replica_options, serve_several
+from .replicas import replica_options, serve_several
 from .runtime_options import runtime_options
 from .server_options import front_of, listen_of, server_options
 from .server_report import show_ready, show_routes, show_session
@@ -106,7 +106,8 @@ def command(
 
     # What is wrong with these is said before a large engine is loaded.
     listen, front = listen_of(http), front_of(http)
-    check_replicas(replicas, ray_address, front)
+    if ray_address is not None and replicas == 1:
+        raise EngineError("--ray-address is for --replicas 2 or more")
     for name in served_model_name:
         if not name or not name.isprintable():
             raise EngineError(f"--served-model-name is {name[:200]!r}; expected printable characters")

@@ -21,7 +21,13 @@ _END_SECONDS = 5.0
 
 @contextmanager
 def started(
-    engine: str, replicas: int, runtime: dict[str, Any], config: ServerConfig, swap: bool, address: str | None
+    engine: str,
+    replicas: int,
+    runtime: dict[str, Any],
+    config: ServerConfig,
+    swap: bool,
+    traces: str | None,
+    address: str | None,
 ) -> Iterator[list[Any]]:
     """Have ``replicas`` actors load the engine; yields their handles, and ends the actors at the end.
 
@@ -29,6 +35,7 @@ def started(
         engine: a folder that can be read wherever an actor runs.
         runtime: fields of ``RuntimeOptions`` of each.
         swap: another engine may take its place.
+        traces: where each sends them, if anywhere.
         address: of a Ray cluster; None starts Ray on this machine alone.
 
     Raises:
@@ -66,7 +73,13 @@ def started(
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         targets = [
             serve.RunTarget(
-                deployment.options(name=f"replica-{i}").bind(engine, runtime, config, swap),
+                deployment.options(name=f"replica-{i}").bind(
+                    engine,
+                    runtime,
+                    config,
+                    swap,
+                    None if traces is None else (traces, f"replica-{i}"),
+                ),
                 name=f"castiron-{i}",
                 route_prefix=None,
             )

@@ -14,7 +14,9 @@ from ..async_engine import AsyncEngine
 from ..loading import open_session
 from ..options import RuntimeOptions
 from ..server.app import make_app
+from ..server.front import FrontConfig
 from ..server.service import ServerConfig, Service
+from ..server.tracing import Tracer
 from .asgi_call import HttpRequest, call
 
 
@@ -26,12 +28,21 @@ class Replica:
         runtime: fields of ``RuntimeOptions``.
         config: how the server behaves.
         swap: another engine may take its place.
+        tracer: where it sends traces, and under which name; None = none.
     """
 
-    def __init__(self, engine: str, runtime: dict[str, Any], config: ServerConfig, swap: bool) -> None:
+    def __init__(
+        self,
+        engine: str,
+        runtime: dict[str, Any],
+        config: ServerConfig,
+        swap: bool,
+        tracer: tuple[str, str] | None = None,
+    ) -> None:
+        self._front = FrontConfig(tracer=None if tracer is None else Tracer(*tracer))
         load = partial(open_session, options=RuntimeOptions(**runtime))
         self._service = Service(AsyncEngine(load(engine)), config, load if swap else None)
-        self._app = make_app(self._service)
+        self._app = make_app(self._service, self._front)
 
     async def answer(self, request: HttpRequest) -> AsyncIterator[list[Message]]:
         """The ASGI messages of the answer."""
@@ -51,3 +62,5 @@ class Replica:
         """Ray Serve ends a replica by this, after its requests."""
         if service := getattr(self, "_service", None):
             service.slot.close_now()
+            if self._front.tracer is not None:
+                self._front.tracer.close()

@@ -26,7 +26,7 @@ from ..server import errors
 from ..server.error_forms import error_response
 from ..server.errors import ApiError
 from ..server.large_json import parse_json
-from ..server.request_context import current
+from ..server.request_context import RequestContext, current
 from ..server.service import SMALL_BODY_BYTES
 from ..server.streaming import ClientGoneError, read_body, while_connected
 from .asgi_call import HttpRequest
@@ -103,7 +103,7 @@ class Replicas:
                 request.method,
                 path,
                 scope["query_string"],
-                [(name, value) for name, value in scope["headers"] if name not in HOP_HEADERS],
+                _headers(scope, context),
                 body,
                 scope.get("client"),
                 None if context is None or context.key is None else context.key.name,
@@ -251,6 +251,17 @@ class Replicas:
 
         if index not in self._bringing:
             self._bringing[index] = asyncio.create_task(bring())
+
+
+def _headers(scope: Scope, context: RequestContext | None) -> list[tuple[bytes, bytes]]:
+    """What the replica gets: the client's headers, but for the request's id and the span that it is below."""
+    own: dict[bytes, bytes] = {}
+    if context is not None:
+        carried = {} if context.trace is None else context.trace.headers()
+        own = {name.encode(): value.encode() for name, value in carried.items()}
+        own[b"x-request-id"] = context.id.encode()
+    kept = [(n, v) for n, v in scope["headers"] if n not in HOP_HEADERS and n not in own]
+    return [*kept, *own.items()]
 
 
 async def _nothing() -> Message:

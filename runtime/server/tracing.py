@@ -49,13 +49,16 @@ class Tracer:
 
     Args:
         endpoint: an OTLP collector's address for traces, over HTTP: http://localhost:4318/v1/traces.
-        exporter: in place of that (tests).
+        instance: tells this process from others of the same service.
+        exporter: in place of the endpoint (tests).
 
     Raises:
         EngineError: OpenTelemetry is not installed.
     """
 
-    def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
+    def __init__(
+        self, endpoint: str, instance: str | None = None, exporter: SpanExporter | None = None
+    ) -> None:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -66,8 +69,11 @@ class Tracer:
             raise EngineError(
                 f"traces need OpenTelemetry, which is not installed ({e}). Run: pip install 'castiron[otel]'"
             ) from None
-        name = os.environ.get("OTEL_SERVICE_NAME", "castiron")
-        self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
+        self.endpoint = endpoint
+        resource = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "castiron")}
+        if instance is not None:
+            resource["service.instance.id"] = instance
+        self._provider = TracerProvider(resource=Resource.create(resource))
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("castiron.server")
         self._propagator = TraceContextTextMapPropagator()
@@ -79,7 +85,7 @@ class Tracer:
         attributes = {"http.request.method": method, "url.path": path, "castiron.request_id": request_id}
         parent = self._propagator.extract(dict(headers))
         span = self._tracer.start_span(f"{method} {path}", parent, SpanKind.SERVER, attributes)
-        return Trace(self._tracer, span)
+        return Trace(self._tracer, self._propagator, span)
 
     def close(self) -> None:
         """Send what is left."""
@@ -89,11 +95,20 @@ class Tracer:
 class Trace:
     """One request's span."""
 
-    def __init__(self, tracer: Any, span: Span) -> None:
+    def __init__(self, tracer: Any, propagator: Any, span: Span) -> None:
         self._tracer = tracer
+        self._propagator = propagator
         self._span = span
         #: Spans have the time of day, in nanoseconds.
         self._epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)
+
+    def headers(self) -> dict[str, str]:
+        """What a request to another process carries, so that its span lies below this one."""
+        from opentelemetry.trace import set_span_in_context
+
+        carried: dict[str, str] = {}
+        self._propagator.inject(carried, set_span_in_context(self._span))
+        return carried
 
     def output(self, times: OutputTimes) -> None:
         """Add the spans of an output that has ended."""

@@ -17,13 +17,10 @@ from click.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
 
 from castiron.runtime import loading
-from castiron.runtime.server.front import FrontConfig
 from fake_core import FOR_EVER, FakeCore, make_session
 from server_calls import raw_post, wait_until
 
 from castiron.cli import main
-from castiron.commands.replicas import check_replicas
-from castiron.errors import EngineError
 
 RUNTIME_TESTS = Path(__file__).resolve().parent.parent / "runtime"
 #: The command line over the twin of the core, as a process of its own that signals can be sent to.
@@ -32,10 +29,7 @@ import contextlib, sys, threading
 sys.path.insert(0, sys.argv.pop(1))
 from fake_core import FakeCore, make_session
 from castiron.cli import main
-from castiron.commands.replicas import check_replicas
-from castiron.errors import EngineError
 from castiron.runtime import loading
-from castiron.runtime.server.front import FrontConfig
 core, max_seq_len, held = FakeCore(step_seconds=0.02), int(sys.argv.pop(1)), contextlib.ExitStack()
 if sys.argv.pop(1) == "held":
     held.enter_context(core.held())
@@ -228,12 +222,6 @@ def test_options_that_do_not_go_with_replicas_are_refused(options, message):
     result = CliRunner().invoke(main, ["serve-engine", "E", *options])
     assert result.exit_code != 0
     assert message in result.stderr
-
-
-def test_traces_do_not_go_with_replicas():
-    with pytest.raises(EngineError, match="--otlp-traces-endpoint does not go with --replicas 2"):
-        check_replicas(2, None, FrontConfig(tracer=object()))
-    check_replicas(2, "auto", FrontConfig())
 
 
 def test_without_ray_replicas_say_what_to_install(monkeypatch, tiny_engine):

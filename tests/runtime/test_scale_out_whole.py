@@ -13,7 +13,9 @@ from castiron.runtime.server.app import make_app
 from castiron.runtime.server.error_forms import error_response
 from castiron.runtime.server.front import Front, FrontConfig
 from castiron.runtime.server.service import ServerConfig, Service
+from castiron.runtime.server.tracing import Tracer
 from fake_core import FakeCore, make_session
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from test_scale_out import Handle, http, with_front
@@ -106,6 +108,41 @@ def test_a_response_in_the_background_holds_its_tokens_until_it_ends(folder):
         ] == 200
 
     with_keys(folder, work, limit=256, step_seconds=0.01)
+
+
+def test_spans_of_a_replica_lie_below_that_of_the_address(folder):
+    names = (None, "replica-0", "replica-1")
+    exporters = [InMemorySpanExporter() for _ in names]
+    tracers = [Tracer("", *pair) for pair in zip(names, exporters, strict=True)]
+
+    async def main():
+        services = [replica(folder) for _ in tracers[1:]]
+        fronts = [FrontConfig(tracer=tracer) for tracer in tracers]
+        handles = [Handle(make_app(*pair)) for pair in zip(services, fronts[1:], strict=True)]
+        app = Front(Replicas(handles, "first", 1 << 20).app(), fronts[0], error_response)
+        headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+        for _ in services:  # prompts that nobody knows take turns
+            body = {"prompt": [5], "max_tokens": 2}
+            assert (await answer(app, "/v1/completions", body, headers=headers))[0] == 200
+        for service in services:
+            await service.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    for tracer in tracers:
+        tracer.close()
+    spans = [span for exporter in exporters for span in exporter.get_finished_spans()]
+    requests = [span for span in spans if span.name == "POST /v1/completions"]
+    inner = [span for span in requests if span.resource.attributes["service.instance.id"] in names]
+    outer = {span.context.span_id: span for span in requests if span not in inner}
+    assert len(outer) == len(inner) == 2
+    assert {span.resource.attributes["service.instance.id"] for span in inner} == {"replica-0", "replica-1"}
+    for span in inner:
+        above = outer[span.parent.span_id]
+        assert above.context.trace_id == span.context.trace_id == int("ab" * 16, 16)
+        assert above.attributes["castiron.request_id"] == span.attributes["castiron.request_id"]
+        assert (above.parent.span_id, span.attributes["gen_ai.usage.output_tokens"]) == (int("cd" * 8, 16), 2)
+    below = {span.context.span_id for span in inner}
+    assert all(s.parent.span_id in below for s in spans if s.name in ("queue", "prefill", "decode"))
 
 
 def test_a_response_is_there_for_its_key_alone(folder):

@@ -20,7 +20,7 @@ def spans(folder):
     def run(*requests, core=None):
         core = core or FakeCore(step_seconds=0.005)
         exporter = InMemorySpanExporter()
-        front = FrontConfig(tracer=Tracer("", exporter))
+        front = FrontConfig(tracer=Tracer("", exporter=exporter))
         with live_server.serve(core, tokenizer_dir=folder, front=front) as (url, _):
             for method, path, options in requests:
                 httpx.request(method, url + path, timeout=20, **options)
