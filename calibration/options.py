@@ -81,6 +81,8 @@ class QuantizationOptions:
         """Options of calibration and of the accuracy report, in a build that has neither."""
         given = {
             "--calib-data": self.calib_data is not None,
+            "--calib-size": self.calib_size != DEFAULT_CALIB_SIZE,
+            "--calib-seq-len": self.calib_seq_len != DEFAULT_CALIB_SEQ_LEN,
             "--eval-data": self.eval_data is not None,
             "--max-kl": self.max_kl is not None,
         }

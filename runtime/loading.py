@@ -86,6 +86,11 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
     }
     if program.kernels:
         given["kernel_images"] = engine.kernel_images(choice.target)
+    if choice.gpu is None and options.cuda_graphs is not None:
+        raise EngineError(
+            f"cuda_graphs is {options.cuda_graphs}, and this engine runs on the CPU ({choice.why}), which "
+            "has none; leave it out"
+        )
     if choice.gpu is None and options.kv_cache_fraction is not None:
         raise EngineError(
             f"kv_cache_fraction is {options.kv_cache_fraction}, a part of a GPU's memory, and this engine "

@@ -200,6 +200,11 @@ class RuntimeOptions:
             )
         if self.kv_cache_disk_tier is not None and self.kv_cache_host_tier is None:
             raise EngineError("kv_cache_disk_tier keeps what kv_cache_host_tier gives up; give that as well")
+        for name in ("kv_cache_blocks", "kv_cache_memory"):
+            if self.kv_cache_fraction is not None and getattr(self, name) is not None:
+                raise EngineError(
+                    f"kv_cache_fraction and {name} both set the size of the KV cache; give one of them"
+                )
         part = self.kv_cache_fraction
         if part is not None and not (_is_number(part) and 0 < part <= 1):
             raise EngineError(f"kv_cache_fraction is {part!r}; expected more than 0, at most 1")

@@ -53,6 +53,8 @@ def given_options(context: click.Context) -> list[str]:
         value = context.params.get(name)
         if isinstance(value, tuple):
             value = ",".join(map(str, value))
+        elif isinstance(parameter.type, click.Choice):
+            value = str(value).replace("_", "-")  # as --help spells it
         found.append(f"{name}={'***' if name in _SECRET else value} ({source})")
     return found
 

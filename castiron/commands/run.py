@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 )
 @click.option("--system", help="System message for --chat.")
 @click.option("--max-tokens", type=int, show_default="128, or what fits", help="New tokens at most.")
-@click.option("--temperature", type=float, default=0.0, help="0 = greedy.")
+@click.option(
+    "--temperature",
+    type=float,
+    show_default="0, or 1 with --top-k or --top-p",
+    help="Randomness; 0 = always the most likely token.",
+)
 @click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 = off.")
 @click.option("--top-p", type=float, default=1.0, help="Keep tokens up to this summed probability; 1 = off.")
 @click.option(
@@ -63,8 +68,8 @@ def command(
 
     Without --prompt, --prompt-file or --input-ids the prompt is read from stdin.
     """
+    from castiron.runtime.generate_arguments import merged_params
     from castiron.runtime.model_runner import ModelRunner
-    from castiron.runtime.sampling_params import SamplingParams
 
     if system is not None and not chat:
         raise click.UsageError("--system is a part of the chat template; give --chat too")
@@ -75,7 +80,13 @@ def command(
     if sampling["logprobs"] is not None and not as_json:
         raise click.UsageError("--logprobs are a part of the JSON; give --json too")
     given = {name: value for name, value in sampling.items() if value is not None} | {"stop": stop}
-    SamplingParams(**given)  # refuse bad values before the engine is loaded
+    made = merged_params(None, given)  # refuses bad values before the engine is loaded
+    unread = [option for option, there in (("--min-p", made.min_p), ("--seed", "seed" in given)) if there]
+    if unread and "temperature" not in given and made.temperature == 0:
+        raise click.UsageError(
+            f"{' and '.join(unread)} would change nothing: without --temperature, --top-k or --top-p the "
+            "most likely token is taken; give one of them"
+        )
     ids = [_parse_ids(text) for text in input_ids]
     texts = [] if ids else _texts(prompt, prompt_file)
     began = time.perf_counter()

@@ -122,6 +122,7 @@ def runtime_options(function: _Function) -> _Function:
                 "--capacity-scheduler-policy",
                 type=click.Choice(["guaranteed_no_evict", "max_utilization"]),
                 default="guaranteed_no_evict",
+                show_default="guaranteed-no-evict",
                 help="Start a request when its longest output fits, or when its prompt does and set requests "
                 "back when room is short.",
             ),

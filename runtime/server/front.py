@@ -44,8 +44,14 @@ class CrossOrigin:
         """Raise EngineError for what would open the server to every page with its visitor's cookies, or do
         nothing.
         """
-        if self.credentials and not self.origins:
-            raise EngineError("--allow-credentials needs --allowed-origins, the pages that may send cookies")
+        given = {
+            "--allow-credentials": self.credentials,
+            "--allowed-methods": list(self.methods) != ["*"],
+            "--allowed-headers": list(self.headers) != ["*"],
+        }
+        for option, there in given.items():
+            if there and not self.origins:
+                raise EngineError(f"{option} needs --allowed-origins, the pages that it is for")
         if self.credentials and "*" in self.origins:
             raise EngineError(
                 "--allow-credentials with the origin * would let every web page act as its visitor; name the "

@@ -225,6 +225,7 @@ def test_sequences_longer_than_the_engines_are_refused(checkpoint: Checkpoint) -
         ({"recipe": "int4-awq", "auto_bits": 3.0}, "takes 4.5 bits"),
         ({"recipe": "fp8", "max_kl": 0.1, "eval_tokens": 0}, "accuracy report"),
         ({"max_kl": 0.1}, "--max-kl: given, but the build quantizes nothing"),
+        ({"calib_size": 8}, "--calib-size: given, but the build quantizes nothing"),
         ({"eval_data": Path("text"), "calib_data": Path("text")}, "--calib-data and --eval-data: given"),
         ({"recipe": "fp8", "calib_seq_len": 1}, "at least 2"),
         ({"kv_cache": "fp4"}, "expected auto, fp8 or int8"),

@@ -53,6 +53,17 @@ def test_the_command_line_goes_before_the_environment_before_the_file_before_the
     assert found["port"] == port
 
 
+@pytest.mark.parametrize("spelled", ["max_utilization", "max-utilization"])
+def test_a_policy_may_be_spelled_with_hyphens_and_is_shown_so(spelled):
+    context = serve_engine.command.make_context(
+        "serve-engine",
+        ["E", "--capacity-scheduler-policy", spelled],
+        parent=click.Context(main, **main.context_settings),
+    )
+    assert context.params["capacity_scheduler_policy"] == "max_utilization"
+    assert given_options(context) == ["capacity_scheduler_policy=max-utilization (command line)"]
+
+
 def test_every_kind_of_option_can_stand_in_a_file_in_yaml_and_in_json(resolve):
     content = {
         "engine": "E",

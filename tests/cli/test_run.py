@@ -113,6 +113,21 @@ def test_sampling_options_reach_the_engine(run):
     assert got == (0.5, 9, 0.8, 0.1, 3, 1.2)
 
 
+@pytest.mark.parametrize(
+    ("given", "temperature"),
+    [
+        ((), 0.0),
+        (("--top-p", 0.9), 1.0),
+        (("--top-k", 5, "--seed", 3), 1.0),
+        (("--temperature", 0, "--seed", 3), 0.0),
+        (("--temperature", 0.0, "--top-p", 0.9), 0.0),
+    ],
+)
+def test_whoever_narrows_the_choice_gets_one(run, given, temperature):
+    result = run("run", "E", "-p", "x", "--max-tokens", 1, *given)
+    assert result.core.submitted[0][1].temperature == temperature
+
+
 def test_a_stop_string_ends_the_text(run):
     assert run("run", "E", "-p", "x", "--stop", "two", say="one two three").stdout == "one \n"
 
@@ -135,6 +150,8 @@ def test_a_failed_prompt_is_reported_and_the_others_printed(run):
         (["--input-ids", "1", "-p", "x"], "exclude"),
         (["-p", "x", "--json", "--stream"], "exclude"),
         (["-p", "x", "--logprobs", "2"], "--json"),
+        (["-p", "x", "--seed", "0"], "--seed would change nothing: without --temperature"),
+        (["-p", "x", "--min-p", "0.1", "--seed", "3"], "--min-p and --seed would change nothing"),
     ],
 )
 def test_wrong_options_say_what_is_wrong(run, args, message):

@@ -211,6 +211,9 @@ def test_the_kv_cache_can_be_given_in_bytes(engine):
         ({"kv_cache_disk_tier": "1GB"}, "give both or none"),
         ({"kv_cache_disk_tier": "1GB", "kv_cache_disk_folder": "/tmp"}, "what kv_cache_host_tier gives up"),
         ({"kv_cache_fraction": 0.5}, "runs on the CPU; give kv_cache_memory or kv_cache_blocks"),
+        ({"kv_cache_fraction": 0.5, "kv_cache_blocks": 3}, "kv_cache_fraction and kv_cache_blocks both set"),
+        ({"kv_cache_fraction": 0.5, "kv_cache_memory": "1GB"}, "kv_cache_memory both set"),
+        ({"cuda_graphs": False}, "cuda_graphs is False, and this engine runs on the CPU"),
         ({"speculative_decoding": "draft", "draft_engine": 5}, "draft_engine is 5"),
     ],
 )

@@ -201,6 +201,12 @@ def test_pages_of_allowed_origins_may_call_and_read_even_errors(folder):
         CrossOrigin(["*"], credentials=True).check()
     with pytest.raises(EngineError, match="needs --allowed-origins"):
         CrossOrigin(credentials=True).check()
+    for option, rules in (
+        ("--allowed-methods", CrossOrigin(methods=["GET"])),
+        ("--allowed-headers", CrossOrigin(headers=["x-mine"])),
+    ):
+        with pytest.raises(EngineError, match=f"{option} needs --allowed-origins"):
+            rules.check()
 
 
 def test_without_allowed_origins_no_page_may_read_an_answer(server):
