@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -52,6 +53,17 @@ class LazyGroup(click.Group):
         command: click.Command = import_module(f"castiron.commands.{COMMANDS[name][0]}").command
         command.name = name
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the words name; a word that is none is told with the one that is like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            for known in get_close_matches(args[0], COMMANDS, 1, 0.5):
+                raise click.UsageError(f"{error.message} Did you mean {known}?", ctx) from None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, importing none."""

@@ -31,7 +31,7 @@ def command() -> None:
 command.add_command(serve)
 
 
-@command.command()
+@command.command(short_help="Time to first token, prefill and decode speed.")
 @engine_argument
 @click.option("--input-len", type=_positive, default=512, help="Tokens of each prompt.")
 @click.option("--output-len", type=_positive, default=128, help="New tokens of each request.")

@@ -74,9 +74,10 @@ def progress_bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[],
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table; columns named in ``right`` hold numbers."""
     from rich import box
-    from rich.table import Table
 
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    from .titled_table import TitledTable
+
+    made = TitledTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made

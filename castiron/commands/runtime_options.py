@@ -39,10 +39,10 @@ def _named_paths(given: tuple[str, ...]) -> dict[str, str]:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
             raise click.BadParameter(
-                f"{text!r}; expected NAME=FOLDER, such as sql=./sql-adapter", param_hint="--lora-modules"
+                f"{text!r}; expected NAME=FOLDER, such as sql=./sql-adapter", param_hint="'--lora-modules'"
             )
         if name in paths:
-            raise click.BadParameter(f"the name {name!r} is given twice", param_hint="--lora-modules")
+            raise click.BadParameter(f"the name {name!r} is given twice", param_hint="'--lora-modules'")
         paths[name] = path
     return paths
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,11 @@ from types import ModuleType
 import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 import castiron
 from castiron.cli import COMMANDS, main
+from castiron.commands.common import table
 from castiron.errors import RequestError
 
 
@@ -86,6 +89,27 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_1(monkeypatch: pytest.Monk
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == "error: found 3, expected 4. Give 4.\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "like"),
+    [("buildd", " Did you mean build?"), ("serve", " Did you mean serve-engine?"), ("x", "")],
+)
+def test_a_command_that_is_none_is_told_with_the_one_that_is_like_it(word: str, like: str) -> None:
+    result = CliRunner().invoke(main, [word])
+    assert result.exit_code == 2
+    assert f"No such command '{word}'.{like}\n" in result.stderr
+
+
+def test_a_title_may_be_wider_than_its_table() -> None:
+    shown = io.StringIO()
+    made = table("a long title over few columns", "a", "b")
+    made.add_row("1", "2")
+    console = Console(file=shown, width=60)
+    for _ in range(2):
+        console.print(made)
+    lines = shown.getvalue().splitlines()
+    assert [line.strip() for line in lines].count("a long title over few columns") == 2
 
 
 def test_a_missing_build_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
