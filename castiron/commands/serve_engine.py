@@ -100,6 +100,7 @@ def command(
         from castiron.runtime.loading import open_session
         from castiron.runtime.options import RuntimeOptions
         from castiron.runtime.server.app import make_app
+        from castiron.runtime.server.listening import check_address
         from castiron.runtime.server.logs import configure_logging
         from castiron.runtime.server.serve import serve
         from castiron.runtime.server.service import ServerConfig, Service
@@ -130,6 +131,7 @@ def command(
         page=not disable_page,
         log_prompts=http["log_prompts"],
     )
+    check_address(listen)
     if replicas > 1:
         names = served_model_name
         swap = allow_engine_swap

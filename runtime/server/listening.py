@@ -121,6 +121,13 @@ def open_sockets(listen: Listen) -> list[socket.socket]:
     return made
 
 
+def check_address(listen: Listen) -> None:
+    """Raise EngineError where the server could not listen, as ``open_sockets`` will; nothing stays open."""
+    for made in open_sockets(listen):
+        made.close()
+    remove_socket_file(listen)
+
+
 def remove_socket_file(listen: Listen) -> None:
     """Take the Unix socket's file away, if there is one."""
     if listen.uds is not None:

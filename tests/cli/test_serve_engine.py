@@ -103,8 +103,7 @@ def test_a_second_signal_ends_at_once():
     process.communicate()
 
 
-def test_a_port_in_use_is_a_clear_error(monkeypatch):
-    monkeypatch.setattr(loading, "open_session", lambda *a, **k: make_session(FakeCore()))
+def test_a_port_in_use_is_told_before_an_engine_is_loaded():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -117,7 +116,7 @@ def test_a_port_in_use_is_a_clear_error(monkeypatch):
 def test_a_bad_generation_config_is_refused_at_the_start(monkeypatch):
     session = make_session(FakeCore(), generation_config={"temperature": -3})
     monkeypatch.setattr(loading, "open_session", lambda *a, **k: session)
-    result = CliRunner().invoke(main, ["serve-engine", "E"])
+    result = CliRunner().invoke(main, ["serve-engine", "E", "--port", "0"])
     assert result.exit_code == 1
     assert "--generation-config none" in result.stderr
 
@@ -143,7 +142,7 @@ def test_clients_may_change_adapters_only_where_the_engine_takes_some():
 
 
 def test_no_engine_is_an_error_line(tmp_path):
-    result = CliRunner().invoke(main, ["serve-engine", str(tmp_path)])
+    result = CliRunner().invoke(main, ["serve-engine", str(tmp_path), "--port", "0"])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
 
@@ -226,6 +225,6 @@ def test_options_that_do_not_go_with_replicas_are_refused(options, message):
 
 def test_without_ray_replicas_say_what_to_install(monkeypatch, tiny_engine):
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = CliRunner().invoke(main, ["serve-engine", str(tiny_engine), "--replicas", "2"])
+    result = CliRunner().invoke(main, ["serve-engine", str(tiny_engine), "--port", "0", "--replicas", "2"])
     assert result.exit_code == 1
     assert "pip install 'castiron[ray]'" in result.stderr
