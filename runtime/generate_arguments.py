@@ -101,7 +101,8 @@ def prompt_rows(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[li
             f"input_ids is of type {type(input_ids).__name__}; expected a list of token ids, or a list of "
             "such lists"
         )
-    rows = list(input_ids) if any(map(_is_prompt, input_ids)) else [input_ids]
+    ids_alone = set(map(type, input_ids)) <= {int}  # of millions this is told sooner
+    rows = list(input_ids) if not ids_alone and any(map(_is_prompt, input_ids)) else [input_ids]
     return rows, [None] * len(rows)
 
 

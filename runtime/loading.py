@@ -237,14 +237,17 @@ def make_adapters(core: Core, program: Program, options: RuntimeOptions) -> Adap
     return adapters
 
 
-def parse_bytes(text: int | str) -> int:
-    """Bytes from a number or a text such as ``2GiB``, ``500MB``, ``1.5g`` (decimal unless with an i)."""
+def parse_bytes(name: str, text: int | str) -> int:
+    """Bytes from a number or a text such as ``2GiB``, ``500MB``, ``1.5g`` (decimal unless with an i).
+
+    ``name``: of the option, for the EngineError that says what was expected.
+    """
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", str(text), re.IGNORECASE)
     if match is None:
         raise EngineError(
-            f"a size is {text!r}; expected bytes, or a number with a unit such as 500MB or 2GiB"
+            f"{name} is {text!r}; expected bytes, or a number with a unit such as 500MB or 2GiB"
         )
     return math.floor(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
@@ -252,7 +255,7 @@ def parse_bytes(text: int | str) -> int:
 def _size(name: str, text: int | str | None) -> int | None:
     if text is None:
         return None
-    size = parse_bytes(text)
+    size = parse_bytes(name, text)
     if size <= 0:
         raise EngineError(f"{name} is {size} bytes; expected at least a block, or leave it out")
     return size

@@ -55,10 +55,12 @@ def check_prompt(prompt: Any, vocab_size: int) -> list[int]:
     """A prompt as a flat list of ids of the vocabulary, at least one; ParameterError for anything else."""
     prompt = as_lists("a prompt", prompt)
     ids = _integers(prompt)
-    if not ids:
+    if ids == []:
+        raise ParameterError("a prompt is empty; expected at least one token", param="prompt")
+    if ids is None:
         views = (bytes, bytearray, memoryview)
         found = f"of type {type(prompt).__name__}" if isinstance(prompt, views) else shown(prompt)
-        raise ParameterError(f"a prompt is {found}; expected a list of at least one token id", param="prompt")
+        raise ParameterError(f"a prompt is {found}; expected a list of token ids", param="prompt")
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(t for t in ids if not 0 <= t < vocab_size)
         found = str(wrong) if -(2**63) <= wrong < 2**63 else "of more than 64 bits"

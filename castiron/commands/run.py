@@ -125,10 +125,12 @@ def _texts(prompts: tuple[str, ...], prompt_file: str | None) -> list[str]:
 
 
 def _parse_ids(text: str) -> list[int]:
+    from castiron.runtime.param_values import shown
+
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        raise RequestError(f'--input-ids is {text!r}; expected token ids such as "1,2,3"') from None
+        raise RequestError(f'--input-ids is {shown(text)}; expected token ids such as "1,2,3"') from None
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

@@ -41,7 +41,7 @@ def scripted(tokenizer_dir, text, **info):
     [(7, 7), ("1.5g", 1.5e9), ("500MB", 5e8), ("2 GiB", 2**31), ("1TB", 1e12), ("3TiB", 3 * 2**40)],
 )
 def test_sizes_are_read_with_the_units_of_disks_too(text, size):
-    assert parse_bytes(text) == size
+    assert parse_bytes("kv_cache_memory", text) == size
 
 
 def test_the_call_that_tensorrt_llm_users_know_works_as_it_stands(runner):
@@ -101,7 +101,7 @@ def test_one_bad_prompt_never_fails_its_batch(runner):
         if result.index not in good:
             assert result.error
             assert result.outputs[0].finish_reason == "error"
-    assert "expected a list of at least one token id" in results[1].error
+    assert "a prompt is empty; expected at least one token" in results[1].error
     assert "token id 300; expected ids from 0 to 299" in results[2].error
     assert (
         "maximum context length is 256 tokens, but 259 were requested (254 in the prompt" in results[3].error
