@@ -222,6 +222,11 @@ def test_options_of_a_wrong_type_are_refused_with_what_was_expected(engine, opti
         ModelRunner.from_dir(engine, num_threads=1, **options)
 
 
+def test_more_threads_than_any_machine_has_are_refused(engine):
+    with pytest.raises(EngineError, match="num_threads is 5000; expected at most 1024"):
+        ModelRunner.from_dir(engine, num_threads=5000)
+
+
 def test_no_engine_is_a_clear_error(tmp_path):
     with pytest.raises(EngineError, match="castiron build"):
         ModelRunner.from_dir(tmp_path)

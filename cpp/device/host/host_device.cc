@@ -21,7 +21,8 @@ namespace {
 
 int thread_count(const HostOptions& options, int cpus) {
     if (options.num_threads < 0 || options.num_threads > 1024)
-        throw std::invalid_argument("num_threads must be 0 to 1024");
+        throw std::invalid_argument("num_threads is " + std::to_string(options.num_threads) +
+                                    "; expected at most 1024, or 0 for all CPUs");
     return options.num_threads > 0 ? options.num_threads : cpus;
 }
 
