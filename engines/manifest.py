@@ -21,6 +21,11 @@ _READABLE = "{0}.0 to {0}.{1}".format(*FORMAT_VERSION)
 #: One spelling for each version: "1.04" would be another text for the same.
 _VERSION = r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})"
 
+#: What a build is told, where the other limit follows from it.
+_CHOSEN_LIMITS = ("max_batch_size", "max_seq_len", "max_num_tokens")
+#: An option's value that needs no quotes.
+_WORD = re.compile(r"[a-z0-9_,-]{1,100}")
+
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 EntryName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_./-]{0,255}$")]
 Token = Annotated[int, Field(ge=0, le=1 << 24)]
@@ -142,11 +147,32 @@ def check_format(raw: Any, where: str) -> None:
 
 
 def rebuild_command(raw: dict[str, Any], where: str) -> str:
-    """Return the command that builds this engine again, from whatever of its manifest can be read."""
-    model = raw.get("model")
-    source = model.get("source") if isinstance(model, dict) else None
+    """Return the command that builds this engine again, from whatever of its manifest can be read.
+
+    Options that follow it are added to its targets, and take the place of its other options.
+    """
+    source = _at(raw, "model", "source")
     shown = shlex.quote(source) if isinstance(source, str) and source.isprintable() and source else "MODEL"
-    return f"castiron build {shown} --output-dir {shlex.quote(where)} --overwrite"
+    targets = raw.get("targets")
+    options = {
+        "target": ",".join(map(str, targets)) if isinstance(targets, list) else "",
+        "dtype": _at(raw, "model", "dtype"),
+        **{name.replace("_", "-"): _at(raw, "limits", name) for name in _CHOSEN_LIMITS},
+        "quantize": _at(raw, "quantization", "recipe"),
+        "kv-cache-dtype": _at(raw, "quantization", "kv_cache_dtype"),
+    }
+    if _at(raw, "quantization", "origin") != "recipe" or options["quantize"] == "none":
+        del options["quantize"]  # the checkpoint is quantized itself
+    if options["kv-cache-dtype"] not in ("fp8", "int8"):
+        del options["kv-cache-dtype"]
+    given = [f"--{name} {value}" for name, value in options.items() if _WORD.fullmatch(str(value))]
+    return " ".join([f"castiron build {shown} --output-dir {shlex.quote(where)} --overwrite", *given])
+
+
+def _at(raw: dict[str, Any], section: str, name: str) -> Any:
+    found = raw.get(section)
+    value = found.get(name) if isinstance(found, dict) else None
+    return "" if value is None else value
 
 
 def _short(value: Any) -> str:

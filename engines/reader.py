@@ -123,7 +123,7 @@ class Engine:
     @property
     def rebuild_command(self) -> str:
         """The command line that makes this engine again."""
-        return rebuild_command({"model": {"source": self.manifest.model.source}}, str(self.path))
+        return rebuild_command(self.manifest.model_dump(), str(self.path))
 
     def golden(self) -> list[GoldenSequence] | None:
         """Read the golden outputs; None for an engine built without."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from castiron.engines import open_engine
+from castiron.engines.manifest import rebuild_command
 from edit import copy_engine, edit_manifest, edit_program, read_entries, seal, write_entries
 from tiny import INNER, LIMITS, VOCAB, TinyModel
 
@@ -57,7 +58,8 @@ def test_another_version_is_refused_naming_both_and_the_rebuild_command(
         del manifest["limits"]
 
     edit_manifest(engine, change)
-    command = f"castiron build '/models/tiny model' --output-dir {engine} --overwrite"
+    build = f"castiron build '/models/tiny model' --output-dir {engine} --overwrite"
+    command = f"{build} --target host --dtype float32"
     refused(engine, version, "1.0 to 1.4", remedy, command)
 
 
@@ -66,6 +68,29 @@ def test_a_version_that_is_no_version_is_refused(engine: Path) -> None:
     for bad in (*texts, None, 1.0, ["1.0"]):
         edit_manifest(engine, lambda manifest, bad=bad: manifest.update(format_version=bad))
         refused(engine, "major.minor")
+
+
+def test_the_command_that_builds_an_engine_again_has_its_options() -> None:
+    raw: dict[str, Any] = {
+        "model": {"source": "m", "dtype": "float16"},
+        "targets": ["sm_80", "sm_90"],
+        "limits": {"max_batch_size": 8, "max_seq_len": 512, "max_num_tokens": 64, "max_logit_rows": 64},
+        "quantization": {"recipe": "int4-awq", "origin": "recipe", "kv_cache_dtype": "fp8"},
+    }
+    begin = "castiron build m --output-dir E --overwrite"
+    limits = "--max-batch-size 8 --max-seq-len 512 --max-num-tokens 64"
+    whole = f"{begin} --target sm_80,sm_90 --dtype float16 {limits} --quantize int4-awq --kv-cache-dtype fp8"
+    assert rebuild_command(raw, "E") == whole
+    # Of a checkpoint that is quantized itself, and of what somebody made up.
+    raw["quantization"] = {"recipe": "gguf Q4_0", "origin": "checkpoint", "kv_cache_dtype": "bfloat16"}
+    assert rebuild_command(raw, "E") == f"{begin} --target sm_80,sm_90 --dtype float16 {limits}"
+    raw = {
+        "model": {"source": 7, "dtype": "$(reboot)"},
+        "targets": ["; reboot"],
+        "limits": 3,
+        "quantization": [],
+    }
+    assert rebuild_command(raw, "E") == begin.replace(" m ", " MODEL ")
 
 
 def test_a_folder_that_is_no_engine_is_refused(tmp_path: Path) -> None:
@@ -185,7 +210,7 @@ def test_a_changed_tokenizer_is_noticed_when_opening_and_a_changed_weight_by_the
 
 
 def test_a_target_that_was_not_built_is_refused_with_the_command_that_builds_it(engine: Path) -> None:
-    with pytest.raises(EngineError, match=r"--overwrite --target sm_90"):
+    with pytest.raises(EngineError, match=r"--max-num-tokens \d+ --target sm_90"):
         open_engine(engine).program("sm_90")
 
 
