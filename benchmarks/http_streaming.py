@@ -86,7 +86,11 @@ def _measure_server(
             seed=time.perf_counter_ns(),
         ).output_tokens_per_s
 
-    order = {**sizes, "port": port, "requests": given.requests, "chat": given.chat, "streams": given.streams}
+    # Ids of English: answers to random ones begin with pieces of characters, which have no text to send yet.
+    page = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text()
+    english = session.tokenizer.encode(page)
+    order = {**sizes, "english": english, "port": port, "requests": given.requests}
+    order |= {"chat": given.chat, "streams": given.streams}
     direct()
     _in_process(order)
     engine, http, micros = [], [], {f"{n}_{k}": [] for n in threads for k in ("user", "kernel")}
@@ -178,7 +182,8 @@ def _clients(order: dict[str, Any]) -> dict[str, Any]:
             words = " ".join(str(rng.randrange(10)) for _ in range(order["input_len"] // 2))
             body["messages"] = [{"role": "user", "content": words}]
         else:
-            body["prompt"] = [rng.randrange(100, 300) for _ in range(order["input_len"])]
+            first = rng.randrange(len(order["english"]) - order["input_len"])
+            body["prompt"] = order["english"][first : first + order["input_len"]]
         data = json.dumps(body).encode()
         path = "/v1/chat/completions" if order["chat"] else "/v1/completions"
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
