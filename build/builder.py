@@ -94,7 +94,17 @@ def _build(
         modules = module_weights(captured.model)
         check_custom_ops(model, register(plugins, registry))
         lowered = [
-            lower(model, target, limits, options.dtype, registry, pool, options.activations, modules)
+            lower(
+                model,
+                target,
+                limits,
+                options.dtype,
+                registry,
+                pool,
+                options.activations,
+                modules,
+                options.lora_rank,
+            )
             for target in targets
         ]
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]

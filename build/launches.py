@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
@@ -18,7 +18,7 @@ ParamType = Literal["ptr", "i32", "i64", "f32"]
 #: Addresses and numbers that are multiples of this let a kernel move 16 bytes at a time.
 _ALIGNMENT = 16
 _TYPE_OF: Mapping[str, ParamType] = {
-    **dict.fromkeys(("value", "weight", "input", "k_cache", "v_cache"), "ptr"),
+    **dict.fromkeys(("value", "weight", "adapter", "input", "k_cache", "v_cache"), "ptr"),
     **dict.fromkeys(("row_stride", "size", "i32"), "i32"),
     "i64": "i64",
     "f32": "f32",
@@ -87,9 +87,9 @@ class LaunchTable:
         """The kernels by number."""
         return tuple(self._requests)
 
-    def of(self, call: Call) -> list[Launch]:
-        """The launches of a step. Raises BuildError naming the kernel when arguments do not fit it."""
-        return [self._launch(call, launch) for launch in call.launches]
+    def of(self, call: Call, launches: Sequence[KernelLaunch]) -> list[Launch]:
+        """``launches`` of a step. Raises BuildError naming the kernel when arguments do not fit it."""
+        return [self._launch(call, launch) for launch in launches]
 
     def _launch(self, call: Call, launch: KernelLaunch) -> Launch:
         request = KernelRequest(launch.kernel)

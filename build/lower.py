@@ -17,6 +17,7 @@ from ..graph import ops as names
 from ..graph.weights import ModuleRows, ModuleWeight, WeightGraph
 from ..plugins import TARGETS, Context, Lowering, Op, Operand, Registry, default_registry
 from ..plugins.tactic import FEED, SAMPLE
+from .adapters import adapt
 from .launches import KernelRequest, LaunchTable
 from .memory import MemoryPlan, memory_plan
 from .modules import module_columns
@@ -95,14 +96,15 @@ def lower(
     pool: WeightPool | None = None,
     activations: Literal["auto", "full"] = "auto",
     modules: Mapping[str, ModuleWeight] | None = None,
+    lora_rank: int = 0,
 ) -> Lowered:
     """Lower a graph that has been through the passes.
 
     ``dtype``: the type of matrices and of the KV cache where they are not quantized; vectors stay float32.
     ``pool``: the weights of the engine, where several targets share it. ``activations``: see ``Context``.
     ``modules``: the weights of the captured graph's modules, for adapters; None: the engine takes none.
-    Raises BuildError when an op has no tactic, or when the limits do
-    not fit the model.
+    ``lora_rank``: of adapters on GPUs, at most, a multiple of 16; 0: they take none. Raises BuildError when
+    an op has no tactic, when the limits do not fit the model, or when adapters find no product.
     """
     if target not in TARGETS:
         raise BuildError(f"unknown target {target!r}; this castiron builds for: {', '.join(TARGETS)}")
@@ -141,12 +143,18 @@ def lower(
     if results and registry.implements(FEED, context.target.family):
         op = Op(FEED, (rows[0],), ())
         steps.append(op, chooser(op))
+    modules = modules if modules is not None and (lora_rank or not on_gpu) else {}
+    columns = module_columns(steps.calls, ModuleRows(model, weight_graph, modules), modules)
+    slots, adapted = adapt(steps, columns, lora_rank, half) if on_gpu and lora_rank else (None, {})
+    if on_gpu and lora_rank and slots is None:
+        raise BuildError(
+            f"max_lora_rank is {lora_rank}, and no product of the program for {target} takes LoRA adapters: "
+            "they are all of plugins, or of inputs that a recipe has scaled; leave it out"
+        )
     steps.finish([name for name, _, _ in results])
     planned = steps.plan(largest_counts(limits, vocab_size, context.prefill_tile))
     sources = weights.finish()
     launches = LaunchTable(steps, weights)
-    modules = {} if on_gpu or modules is None else modules
-    columns = module_columns(steps.calls, ModuleRows(model, weight_graph, modules), modules)
     resolved = [
         Step(
             kernel=call.kernel,
@@ -154,11 +162,14 @@ def lower(
             weights=[weights.name_of(use) for use in call.weights],
             outputs=list(call.outputs),
             attrs=dict(call.attrs),
-            launches=launches.of(call),
+            launches=launches.of(call, call.launches),
             modules=mine,
         )
         for call, mine in zip(steps.calls, columns, strict=True)
     ]
+    for number, one in adapted.items():
+        own = launches.of(steps.calls[number], one.launches)
+        resolved[number] = resolved[number].model_copy(update={"adapted": own, "adapter": one.place})
     program = Program(
         format=PROGRAM_FORMAT,
         target=target,
@@ -172,6 +183,7 @@ def lower(
         feeding=resolved[first_of_feeding:],
         kv_layers=layers,
         prefill_tile=context.prefill_tile,
+        adapters=slots,
     )
     memory = memory_plan(program)
     return Lowered(program, sources, memory, chooser.decisions, launches.requests)

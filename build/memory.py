@@ -124,6 +124,11 @@ def memory_plan(program: Program) -> MemoryPlan:
             + "; the runtime may reserve fewer",
         )
     )
+    if program.adapters is not None:
+        note = (
+            f"rank {program.adapters.rank}; --max-loras of them where the runtime takes adapters, else none"
+        )
+        items.append(MemoryItem("LoRA adapters, one slot", program.adapters.slot_bytes, note))
     if on_gpu:
         items.append(
             MemoryItem(

@@ -10,6 +10,9 @@ from ..engines.program import ModuleColumns
 from ..graph.weights import ModuleRows, ModuleWeight
 from ..plugins import Call
 
+#: Modules that kernels of GPUs tell apart in one product.
+_MOST_MODULES = 3
+
 
 def module_columns(
     calls: Sequence[Call], origins: ModuleRows, modules: Mapping[str, ModuleWeight]
@@ -30,7 +33,7 @@ def module_columns(
 
 
 def _columns(call: Call, origins: ModuleRows) -> list[ModuleColumns]:
-    if call.kernel not in PRODUCTS:
+    if call.kernel not in PRODUCTS or (call.launches and call.adaptable is None):
         return []
     columns: list[ModuleColumns] = []
     first = 0
@@ -40,7 +43,19 @@ def _columns(call: Call, origins: ModuleRows) -> list[ModuleColumns]:
             return []
         columns += _runs(first, rows.modules, rows.rows)
         first += len(rows.rows)
-    return columns
+    return columns if not call.launches or starts_of(columns) else []
+
+
+def starts_of(columns: Sequence[ModuleColumns]) -> tuple[int, ...]:
+    """The first column of each module of a product; nothing where kernels of GPUs cannot tell them apart."""
+    starts: dict[str, int] = {}
+    last = ""
+    for one in columns:
+        if one.module != last and one.module in starts:
+            return ()  # it comes again behind another
+        starts.setdefault(one.module, one.column)
+        last = one.module
+    return tuple(starts.values()) if len(starts) <= _MOST_MODULES else ()
 
 
 def _runs(first: int, modules: Sequence[str], rows: Sequence[int]) -> list[ModuleColumns]:

@@ -24,6 +24,12 @@ DEFAULT_MAX_SEQ_LEN = 8192
 DEFAULT_MAX_NUM_TOKENS = 1024
 DEFAULT_MAX_BATCH_SIZE = 64
 _LEAST_LOGIT_ROWS = 64
+#: Of adapters on GPUs: at most, and what matrix instructions take at a time.
+MAX_LORA_RANK, RANK_STEP = 512, 16
+_INTEGERS = (
+    *("max_batch_size", "max_seq_len", "max_num_tokens", "max_logit_rows"),
+    *("max_lora_rank", "num_threads"),
+)
 DTYPES = ("bfloat16", "float32", "float16")
 #: PTX for architectures to come; rides along with every other CUDA target.
 FALLBACK = "compute_80"
@@ -51,6 +57,8 @@ class BuildOptions:
         quantization: what is quantized to what, and how accurate it must be (docs/quantization.md).
         activations: "auto" lets the host round the activations of products whose weights alone are quantized
             to int8, in groups of 32; "full" keeps them as they are.
+        max_lora_rank: GPU targets take LoRA adapters of ranks up to this, rounded up to a multiple of 16;
+            None: they take none. Host takes adapters of any rank without it.
         num_threads: threads of the comparison at the end.
     """
 
@@ -68,6 +76,7 @@ class BuildOptions:
     plugins: tuple[Path, ...] = ()
     quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
     activations: Literal["auto", "full"] = "auto"
+    max_lora_rank: int | None = None
     num_threads: int | None = None
 
     def check(self) -> None:
@@ -85,10 +94,28 @@ class BuildOptions:
         self.quantization.check()
         if self.verify not in ("auto", "always", "never"):
             raise BuildError(f"verify is {self.verify!r}; expected auto, always or never")
-        for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "max_logit_rows", "num_threads"):
+        for name in _INTEGERS:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise BuildError(f"{name} is {value!r}; expected an integer of at least 1")
+        self._check_lora_rank()
+
+    def _check_lora_rank(self) -> None:
+        if self.max_lora_rank is None:
+            return
+        if self.max_lora_rank > MAX_LORA_RANK:
+            raise BuildError(f"max_lora_rank is {self.max_lora_rank}; expected at most {MAX_LORA_RANK}")
+        targets = self.resolved_targets()
+        if all(target == "host" for target in targets):
+            raise BuildError(
+                f"max_lora_rank is {self.max_lora_rank}, and the targets are {', '.join(targets)}: it is for "
+                "GPUs, host takes adapters of any rank; leave it out, or add a GPU target"
+            )
+
+    @property
+    def lora_rank(self) -> int:
+        """Of adapters on GPUs, as programs have it; 0: they take none."""
+        return -(-(self.max_lora_rank or 0) // RANK_STEP) * RANK_STEP
 
     def _check_dtype(self) -> None:
         targets = self.resolved_targets()

@@ -11,7 +11,7 @@ from castiron.errors import BuildError
 from ..engines.program import ITEM_BYTES, Dim, DType, Value
 from ..plugins import Call, Lowering, Op, Operand, View
 from ..plugins.launch import KernelLaunch, Param
-from ..plugins.tactic import COPY
+from ..plugins.tactic import COPY, Adapted
 from .memory import Buffer, plan_arena
 from .weight_table import WeightTable
 
@@ -60,6 +60,8 @@ class StepList:
         self._values: dict[str, Placed] = {}
         self._storages = 0
         self._copies: dict[str, str] = {}
+        #: What steps with adapters use beside the inputs and outputs of a call, by its number.
+        self._beside: dict[int, tuple[str, ...]] = {}
         self._merged: list[int] = []
         for operand in inputs:
             self._define(operand)
@@ -72,6 +74,20 @@ class StepList:
                 self._view(action, new.get(action.name))
             else:
                 self._call(action, new)
+
+    def adapt(self, number: int, adapted: Adapted) -> tuple[tuple[KernelLaunch, ...], tuple[str, ...]]:
+        """Let a call be computed otherwise in steps with adapters; before ``finish``.
+
+        Returns the launches, and what they use beside the call's inputs and outputs.
+        """
+        call = self.calls[number]
+        for operand in adapted.temporaries:
+            self._define(operand)
+        names = {} if call.takes_views else self._copies
+        used = [names.get(name, name) for name in (*adapted.reads, *(t.name for t in adapted.temporaries))]
+        beside = tuple(name for name in used if name not in (*call.inputs, *call.outputs))
+        self._beside[number] = beside
+        return tuple(_renamed(launch, names) for launch in adapted.launches), beside
 
     def finish(self, results: Sequence[str] = ()) -> None:
         """Check the outputs and let kernels that may work in place do so.
@@ -135,9 +151,8 @@ class StepList:
     def _referenced(self) -> set[str]:
         """Values that a step names, and the bases of views among them; the rest were views in between."""
         used = {*self._outputs, *self._inputs}
-        for call in self.calls:
-            used.update(call.inputs)
-            used.update(call.outputs)
+        for number, call in enumerate(self.calls):
+            used.update(call.inputs, call.outputs, self._beside.get(number, ()))
         bases = {self._values[name].base for name in used}
         return used | {base for base in bases if base is not None}
 
@@ -208,7 +223,7 @@ class StepList:
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for index, call in enumerate(self.calls):
-            for name in (*call.inputs, *call.outputs):
+            for name in (*call.inputs, *call.outputs, *self._beside.get(index, ())):
                 storage = self._merged[self._values[name].storage]
                 first.setdefault(storage, index)
                 last[storage] = index
@@ -232,6 +247,7 @@ class StepList:
                     for i, name in enumerate(call.inputs)
                     if i != operand
                 }
+                others |= {self._merged[self._values[name].storage] for name in self._beside.get(index, ())}
                 outputs = {self._merged[self._values[name].storage] for name in call.outputs}
                 fits = (
                     source.base is None

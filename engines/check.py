@@ -15,6 +15,8 @@ from .symbols import largest_counts
 from .weights_file import ALIGNMENT, CODES, MATRIX_DTYPES, TensorEntry, layout_bytes
 
 _FED = {"token_ids": ("i32", ["T"]), "positions": ("i32", ["T"]), "logit_rows": ("i32", ["N"])}
+#: Of adapters in a slot, in bytes.
+_PLACE_ALIGNMENT = 256
 #: What sampling leaves for the runtime (docs/cuda-program.md, "Sampling"): dtype and columns.
 _SAMPLED = {"sampled": ("i32", 2), "sample_top_ids": ("i32", 20), "sample_top_logprobs": ("f32", 21)}
 
@@ -172,6 +174,25 @@ class _Checker:
             ready.add(name)
         if step.modules:
             self.check_modules(step, where)
+        if self.on_gpu and (step.modules or step.adapted or step.adapter is not None):
+            self.check_adapted(step, where, ready)
+
+    def check_adapted(self, step: Step, where: str, ready: set[str]) -> None:
+        """Modules, their place in a slot and launches come together, and operands exist."""
+        slots, place = self.program.adapters, step.adapter
+        if slots is None or place is None or not step.modules or not step.adapted:
+            self.fail("{} takes adapters, and their modules, launches, place or slots are missing", where)
+        width = self.values[step.outputs[0]].shape[-1]
+        columns = int(width) * (2 if "gated" in step.kernel else 1)
+        ranks = slots.rank * len({one.module for one in step.modules})
+        ends = (place.a + 2 * ranks * place.inputs, place.b + 2 * slots.rank * columns)
+        if any(at % _PLACE_ALIGNMENT for at in (place.a, place.b)) or max(ends) > slots.slot_bytes:
+            self.fail("{} has adapters outside of a slot of {} bytes", where, slots.slot_bytes)
+        for name in place.operands:
+            value = self.values.get(name)
+            if value is None or name in _FED or (value.base is not None and value.base not in ready):
+                self.fail("{} uses {!r} for adapters, which is unknown or an input", where, name)
+        self.launches.check_adapted(step, where, _FED)
 
     def check_host_step(self, step: Step, where: str) -> None:
         if step.kernel == NATIVE:
@@ -183,7 +204,7 @@ class _Checker:
         kernel = KERNELS.get(step.kernel)
         if kernel is None:
             self.fail("{} names a kernel that this castiron lacks. Rebuild the engine", where)
-        if step.launches:
+        if step.launches or step.adapted or step.adapter is not None:
             self.fail("{} has launches, which a kernel of the runtime does without", where)
         for what in ("inputs", "weights", "outputs"):
             low, high = getattr(kernel, what)
@@ -202,9 +223,9 @@ class _Checker:
         """Columns that modules claim lie in the product, in order and apart, and all products of a module
         have its width of inputs.
         """
-        if self.on_gpu or step.kernel not in PRODUCTS:
-            self.fail("{} names modules, which only a product on host has", where)
-        inputs = self.values[step.inputs[0]].shape[-1]
+        if step.kernel not in PRODUCTS:
+            self.fail("{} names modules, which only a product has", where)
+        inputs = self.values[step.inputs[0]].shape[-1] if step.adapter is None else step.adapter.inputs
         width = self.values[step.outputs[0]].shape[-1]
         if isinstance(inputs, str) or isinstance(width, str):
             self.fail("{} names modules, and its operands are no matrices", where)

@@ -7,10 +7,12 @@ from typing import NoReturn, get_args
 
 from .program import Arg, GridDim, Kernel, Launch, Program, Step, StepInput, Value
 
-#: Symbols and inputs that steps of ``Program.sampling`` and ``Program.feeding`` alone may use.
-_SAMPLING_SYMBOLS = frozenset("RELV")
 _STEP_INPUTS = get_args(StepInput)
-_SAMPLING_INPUTS = frozenset(_STEP_INPUTS[_STEP_INPUTS.index("token_source") :])
+#: Symbols and inputs that steps of ``Program.sampling`` and ``Program.feeding`` alone may use.
+_SAMPLING_ONLY = frozenset(("R", "E", "L", "V", *_STEP_INPUTS[_STEP_INPUTS.index("token_source") :]))
+#: Those of launches that add adapters.
+_ADAPTER_ONLY = frozenset(("A", "B", "lora_rows", "lora_slots", "logit_lora_rows", "logit_lora_slots"))
+_WHO = {True: "sampling", False: "what adds adapters"}
 #: Inputs that say where the blocks of a cache are, and whether they are those of layers with a window.
 _TABLES = {"slots": False, "block_table": False, "window_slots": True, "window_table": True}
 #: Most blocks in each dimension of a grid (CUDA C++ programming guide, technical specifications).
@@ -70,10 +72,29 @@ class LaunchChecker:
         if not step.launches:
             self._fail("{} launches nothing", where)
         known = {*step.inputs, *step.outputs, *fed}
-        for launch in step.launches:
+        self._check(
+            step, step.launches, where, known, _ADAPTER_ONLY if sampling else _ADAPTER_ONLY | _SAMPLING_ONLY
+        )
+
+    def check_adapted(self, step: Step, where: str, fed: Collection[str]) -> None:
+        """The launches that add adapters."""
+        beside = [] if step.adapter is None else step.adapter.operands
+        known = {*step.inputs, *step.outputs, *beside, *fed}
+        self._check(step, step.adapted, where, known, _SAMPLING_ONLY)
+
+    def _check(
+        self,
+        step: Step,
+        launches: Sequence[Launch],
+        where: str,
+        known: Collection[str],
+        others: frozenset[str],
+    ) -> None:
+        """``known``: values that arguments may name. ``others``: symbols and inputs of other launches."""
+        for launch in launches:
             if launch.kernel >= len(self._program.kernels):
                 self._fail("{} launches kernel {} of {}", where, launch.kernel, len(self._program.kernels))
-            self._check_counts(launch, where, sampling)
+            self._check_counts(launch, where, others)
             self._check_grid(launch.grid, where)
             kernel = self._program.kernels[launch.kernel]
             if len(launch.args) != len(kernel.params):
@@ -84,8 +105,9 @@ class LaunchChecker:
             types = kernel.types or [""] * len(launch.args)
             for arg, param, kind in zip(launch.args, kernel.params, types, strict=True):
                 self._check_arg(arg, param, kind, step, known, where)
-                if arg.input in _SAMPLING_INPUTS and not sampling:
-                    self._fail("{} reads {!r}, which only sampling has", where, arg.input)
+                if arg.input in others or (arg.adapter is not None and "A" in others):
+                    what = f"reads {arg.input!r}" if arg.input else "names an adapter"
+                    self._fail("{} {}, which only {} has", where, what, _WHO[arg.input in _SAMPLING_ONLY])
             self._check_tables(launch, where)
 
     def _check_tables(self, launch: Launch, where: str) -> None:
@@ -100,13 +122,12 @@ class LaunchChecker:
                     *(where, arg.input, sorted(set(named))),
                 )
 
-    def _check_counts(self, launch: Launch, where: str, sampling: bool) -> None:
+    def _check_counts(self, launch: Launch, where: str, others: frozenset[str]) -> None:
         when = launch.when
         named = {dim.of for dim in launch.grid} | {arg.size for arg in launch.args}
         named |= {when.of} if when is not None else set()
         unknown = {symbol for symbol in named if symbol is not None and symbol not in self._most}
-        if not sampling:
-            unknown |= {symbol for symbol in named if symbol in _SAMPLING_SYMBOLS}
+        unknown |= {symbol for symbol in named if symbol in others}
         if unknown:
             self._fail("{} counts {}, which it cannot know", where, ", ".join(sorted(map(str, unknown))))
         if when is not None and when.low > when.high:
@@ -133,6 +154,9 @@ class LaunchChecker:
         layer = arg.k_cache if arg.k_cache is not None else arg.v_cache
         if layer is not None and layer >= len(layers):
             self._fail("{} names cache layer {} of {}", where, layer, len(layers))
+        slots = self._program.adapters
+        if arg.adapter is not None and (slots is None or arg.adapter >= slots.slot_bytes):
+            self._fail("{} gives byte {} of an adapter, which no slot has", where, arg.adapter)
         dtype: str | None = None
         if arg.value is not None:
             if arg.value not in known or arg.value not in self._values:

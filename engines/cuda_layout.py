@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .program import BLOCK_TOKENS, ITEM_BYTES, KvLayer, Program
-from .symbols import largest_counts
+from .symbols import LORA_TILE, largest_counts
 
 #: Of each array of the step's input block.
 INPUT_ALIGNMENT = 16
@@ -56,6 +56,8 @@ def step_input_bytes(program: Program) -> int:
     counts += [most["N"], most["S"] + 1, most["S"], most["S"] * blocks, most["D"]]
     if any(layer.window for layer in program.kv_layers):
         counts += [most["T"], most["S"] * blocks]
+    if program.adapters is not None:
+        counts += [size * most[tiles] for tiles in "AB" for size in (LORA_TILE, 1)]
     return sum(-(-4 * count // INPUT_ALIGNMENT) * INPUT_ALIGNMENT for count in counts)
 
 

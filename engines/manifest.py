@@ -15,7 +15,7 @@ from .quantization import Quantization
 from .schema import Bytes, Schema, Sha256, Text
 
 #: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
-FORMAT_VERSION = (1, 4)
+FORMAT_VERSION = (1, 5)
 #: The formats that it reads, for messages.
 _READABLE = "{0}.0 to {0}.{1}".format(*FORMAT_VERSION)
 #: One spelling for each version: "1.04" would be another text for the same.
@@ -107,6 +107,8 @@ class Manifest(Schema):
         list[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,32}$")]], Field(min_length=1, max_length=32)
     ]
     limits: Limits
+    #: Of LoRA adapters on GPU targets, at most; 0: they take none.
+    max_lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
     #: None: weights, activations and cache are all of ``model.dtype``.
     quantization: Quantization | None = None
     memory_plan: Annotated[list[MemoryRow], Field(max_length=1024)]
@@ -158,6 +160,7 @@ def rebuild_command(raw: dict[str, Any], where: str) -> str:
         "target": ",".join(map(str, targets)) if isinstance(targets, list) else "",
         "dtype": _at(raw, "model", "dtype"),
         **{name.replace("_", "-"): _at(raw, "limits", name) for name in _CHOSEN_LIMITS},
+        "max-lora-rank": raw.get("max_lora_rank") or "",
         "quantize": _at(raw, "quantization", "recipe"),
         "kv-cache-dtype": _at(raw, "quantization", "kv_cache_dtype"),
     }

@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 #: program.json's format. Same major: readable; a higher minor or another major: refused (see reader).
-PROGRAM_FORMAT = (1, 4)
+PROGRAM_FORMAT = (1, 5)
 
 #: Counts that are known only when a step runs. Host programs use T and N; docs/cuda-program.md has the rest.
-Symbol = Literal["T", "N", "S", "D", "P", "R", "E", "L", "V"]
+Symbol = Literal["T", "N", "S", "D", "P", "R", "E", "L", "V", "A", "B"]
 Dim = Annotated[int, Field(ge=1, le=1 << 40)] | Symbol
 #: Activations of one byte are temporaries of CUDA programs: rounded operands of products and their scales.
 DType = Literal["f32", "i32", "bf16", "f16", "i8", "u8", "f8e4m3"]
@@ -109,6 +109,10 @@ StepInput = Literal[
     "tile_row",
     "window_slots",
     "window_table",
+    "lora_rows",
+    "lora_slots",
+    "logit_lora_rows",
+    "logit_lora_slots",
     "token_source",
     "temperature",
     "top_k",
@@ -130,6 +134,7 @@ class Arg(_Model):
 
     value: Name | None = None
     weight: Name | None = None
+    adapter: Count | None = None
     input: StepInput | None = None
     k_cache: Annotated[int, Field(ge=0, le=4096)] | None = None
     v_cache: Annotated[int, Field(ge=0, le=4096)] | None = None
@@ -188,10 +193,25 @@ class ModuleColumns(_Model):
     count: Annotated[int, Field(ge=1, le=1 << 40)]
 
 
+class AdapterPlace(_Model):
+    """Where the adapters of a product lie in a slot (docs/cuda-program.md, "Adapters"): byte offsets of a
+    [modules · rank, inputs] and of b [columns, rank], both in the type of ``AdapterSlots``.
+
+    ``operands``: values that the step's ``adapted`` use beside its inputs and outputs.
+    """
+
+    inputs: Annotated[int, Field(ge=1, le=1 << 24)]
+    a: Count
+    b: Count
+    operands: list[Name] = []
+
+
 class Step(_Model):
     """One op. Operand meaning and attributes by kernel: docs/program.md; on CUDA ``launches`` compute it.
 
-    ``modules``: of a product on host, the modules of the source model that adapters (LoRA) can add to.
+    ``modules``: of a product, the modules of the source model that adapters (LoRA) can add to. On CUDA
+    ``adapted`` stand in the place of ``launches`` in a step in which rows have adapters, and ``adapter`` says
+    where those are.
     """
 
     kernel: Name
@@ -201,6 +221,8 @@ class Step(_Model):
     attrs: dict[Name, Attr] = {}
     launches: list[Launch] = []
     modules: list[ModuleColumns] = []
+    adapted: list[Launch] = []
+    adapter: AdapterPlace | None = None
 
 
 class KvLayer(_Model):
@@ -216,6 +238,15 @@ class KvLayer(_Model):
     #: Tokens that a query sees in this layer at most, itself among them, of a model of which other layers see
     #: more: it has blocks of its own then (window blocks). 0: its blocks are those of all others.
     window: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+
+
+class AdapterSlots(_Model):
+    """Slots of device memory that adapters are copied to, one after the other; how many, the runtime says."""
+
+    #: Of any module of an adapter, at most; a multiple of 16.
+    rank: Annotated[int, Field(ge=16, le=512, multiple_of=16)]
+    dtype: Literal["bf16", "f16"]
+    slot_bytes: Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 class Limits(_Model):
@@ -247,6 +278,8 @@ class Program(_Model):
     sampling: list[Step] = []
     #: Run ahead of ``steps`` where tokens come from ``sampled`` of the step before; empty: they never do.
     feeding: list[Step] = []
+    #: Of a CUDA program that takes adapters.
+    adapters: AdapterSlots | None = None
 
     def to_json(self) -> bytes:
         """What program.json holds."""
@@ -260,5 +293,6 @@ def module_sizes(program: Program) -> dict[str, tuple[int, int]]:
     for step in program.steps:
         for one in step.modules:
             _, outputs = sizes.get(one.module, (0, 0))
-            sizes[one.module] = (int(widths[step.inputs[0]]), max(outputs, one.row + one.count))
+            inputs = int(widths[step.inputs[0]]) if step.adapter is None else step.adapter.inputs
+            sizes[one.module] = (inputs, max(outputs, one.row + one.count))
     return sizes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .program import Limits
 
+#: Rows of one adapter that kernels take at a time: what matrix units fill anyway.
+LORA_TILE = 16
 #: Edits of logits (penalties, masked tokens) that a step may carry; more are made on the host.
 MAX_EDITS = 65536
 
@@ -26,4 +28,11 @@ def largest_counts(limits: Limits, vocab_size: int, prefill_tile: int) -> dict[s
         "E": MAX_EDITS,
         "L": rows,
         "V": vocab_size,
+        "A": lora_tiles(limits.max_num_tokens, limits.max_batch_size),
+        "B": lora_tiles(rows, limits.max_batch_size),
     }
+
+
+def lora_tiles(rows: int, adapters: int) -> int:
+    """Tiles that the rows of so many different adapters fill at most: each leaves one tile unfilled."""
+    return (rows + (LORA_TILE - 1) * min(adapters, rows)) // LORA_TILE

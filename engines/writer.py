@@ -175,6 +175,10 @@ class EngineWriter:
                 model=model,
                 targets=list(self._programs),
                 limits=limits.pop(),
+                max_lora_rank=max(
+                    0 if program.adapters is None else program.adapters.rank
+                    for program in self._programs.values()
+                ),
                 memory_plan=list(memory_plan),
                 special_tokens=special_tokens,
                 golden=golden,

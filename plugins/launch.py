@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..engines.program import StepInput, Symbol
 
 ParamKind = Literal[
-    "value", "row_stride", "weight", "input", "k_cache", "v_cache", "size", "i32", "i64", "f32"
+    "value", "row_stride", "weight", "adapter", "input", "k_cache", "v_cache", "size", "i32", "i64", "f32"
 ]
 
 
@@ -38,6 +38,11 @@ def row_stride(name: str) -> Param:
 def weight(index: int) -> Param:
     """The address of the call's weight ``index``."""
     return Param("weight", index)
+
+
+def adapter(offset: int) -> Param:
+    """The address of a byte of the first adapter slot."""
+    return Param("adapter", offset)
 
 
 def step_input(name: StepInput) -> Param:

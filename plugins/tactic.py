@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -114,12 +114,59 @@ class WeightUse:
 
 
 @dataclass(frozen=True)
+class LoraPlace:
+    """Where adapters of one product lie (docs/cuda-program.md, "Adapters").
+
+    Attributes:
+        rank: of each module, a multiple of 16.
+        starts: the first column of each of the product's modules.
+        a, b: byte offsets of its matrices in a slot.
+        slot_bytes: from one slot to the next.
+    """
+
+    rank: int
+    starts: tuple[int, ...]
+    a: int
+    b: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """How a call is computed in a step in which rows have adapters.
+
+    ``launches`` stand in the place of the call's own; ``reads``: what they read beside the call's inputs;
+    ``temporaries``: what they use beside its own.
+    """
+
+    launches: tuple[KernelLaunch, ...]
+    reads: tuple[str, ...]
+    temporaries: tuple[Operand, ...]
+
+
+class Adaptable(Protocol):
+    """A product that LoRA adapters can add to, on CUDA."""
+
+    @property
+    def inputs(self) -> int:
+        """Of a row."""
+
+    @property
+    def columns(self) -> int:
+        """Of all its matrices together: gate's, then up's."""
+
+    def adapted(self, place: LoraPlace) -> Adapted:
+        """Its launches with what the adapters add."""
+
+
+@dataclass(frozen=True)
 class Call:
     """One kernel call; becomes a Step.
 
     On host ``kernel`` is one of docs/program.md and says all; on CUDA it is a name for people and
     ``launches`` do the work. ``takes_views``: inputs may be column views of wider values. ``in_place``:
-    pairs (output, input) that may share bytes when shapes agree and the input dies here.
+    pairs (output, input) that may share bytes when shapes agree and the input dies here. ``adaptable``: what
+    adapters can add to, if they can.
     """
 
     kernel: str
@@ -130,6 +177,7 @@ class Call:
     launches: tuple[KernelLaunch, ...] = ()
     takes_views: bool = False
     in_place: tuple[tuple[int, int], ...] = ()
+    adaptable: Adaptable | None = None
 
 
 @dataclass(frozen=True)

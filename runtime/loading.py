@@ -58,8 +58,10 @@ def load_core(engine: Engine, options: RuntimeOptions, **core_options: Any) -> L
     program = engine.program(choice.target)
     if options.wants_lora:
         check_takes_adapters(engine, program, choice)
-        limits = options.lora_limits
-        core_options |= {"max_loras": limits.in_step, "max_lora_rank": limits.rank}
+        core_options |= {
+            "max_loras": options.lora_limits.in_step,
+            "max_lora_rank": lora_rank(program, options),
+        }
     if choice.gpu is None and program.kernels and not options.trust_plugins:
         raise EngineError(
             f"{engine.path} brings machine code of plugins for the CPU ({len(program.kernels)} kernels), "
@@ -214,10 +216,10 @@ def open_session(
 
 def check_takes_adapters(engine: Engine, program: Program, choice: DeviceChoice) -> None:
     """Raise EngineError where adapters cannot run."""
-    if choice.gpu is not None:
+    if choice.gpu is not None and program.adapters is None:
         raise EngineError(
-            f"LoRA adapters run on the CPU alone so far, and {engine.path} would run on {choice}; start it "
-            "with --device host, or merge the adapter into the checkpoint and build that"
+            f"{engine.path} was built without LoRA adapters for GPUs, and would run on {choice}; build it "
+            f"for them: {engine.rebuild_command} --max-lora-rank 16, or start it with --device host"
         )
     if not any(step.modules for step in program.steps):
         raise EngineError(
@@ -226,12 +228,30 @@ def check_takes_adapters(engine: Engine, program: Program, choice: DeviceChoice)
         )
 
 
+def lora_rank(program: Program, options: RuntimeOptions) -> int:
+    """The largest rank of an adapter; raises EngineError where it is more than a GPU's program can take."""
+    built = program.adapters
+    if built is None:
+        return options.lora_limits.rank
+    wanted = options.max_lora_rank or built.rank
+    if wanted > built.rank:
+        raise EngineError(
+            f"max_lora_rank is {wanted}, and the engine was built for ranks up to {built.rank}; choose "
+            f"less, or build it with --max-lora-rank {wanted}"
+        )
+    return wanted
+
+
 def make_adapters(core: Core, program: Program, options: RuntimeOptions) -> Adapters:
     """The adapters of a core, those of ``lora_modules`` loaded; raises RequestError where one cannot be."""
     from .lora import Adapters
 
-    limits = options.lora_limits
-    adapters = Adapters(core, module_sizes(program), max_rank=limits.rank, max_in_memory=limits.in_memory)
+    adapters = Adapters(
+        core,
+        module_sizes(program),
+        max_rank=lora_rank(program, options),
+        max_in_memory=options.lora_limits.in_memory,
+    )
     for name, path in options.lora_modules.items():
         adapters.load(name, path)
     return adapters

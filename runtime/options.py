@@ -67,7 +67,8 @@ class RuntimeOptions:
         enable_lora: requests may name LoRA adapters; implied by ``lora_modules``.
         lora_modules: adapters to load at the start: folders in PEFT's form by the names that requests use.
         max_loras: different adapters that run in one step; requests for more of them wait. Default: 4.
-        max_lora_rank: the largest rank of an adapter; memory for its sums is reserved at start. Default: 16.
+        max_lora_rank: the largest rank of an adapter; memory for its sums is reserved at start. Default: 16
+            on the CPU, on a GPU what the engine was built for.
         max_cpu_loras: adapters in memory, the least recently used goes first; default: 16, or max_loras if
             that is more.
         watchdog_timeout: a step that is longer on the device, in seconds, has hung: all requests end with an

@@ -85,6 +85,12 @@ _POSITIVE = click.IntRange(min=1)
     default="auto",
     help="auto: on host, products with weights of 8 or 4 bits may round their inputs to int8; full: never.",
 )
+@click.option(
+    "--max-lora-rank",
+    type=click.IntRange(1, 512),
+    show_default="GPUs take no adapters",
+    help="Let GPU targets take LoRA adapters of ranks up to this, a multiple of 16; host takes any.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an engine that is already there.")
 @click.option(
     "--verify",

@@ -10,10 +10,11 @@ namespace castiron::bindings {
 namespace {
 
 constexpr int64_t kMaxCount = int64_t{1} << 31;
+constexpr int64_t kMaxSlotBytes = int64_t{1} << 40;
 constexpr size_t kMaxParams = 64;
 constexpr size_t kMaxGridDims = 3;
 
-constexpr std::array<std::pair<const char*, StepInput>, 25> kStepInputs{{
+constexpr std::array<std::pair<const char*, StepInput>, 29> kStepInputs{{
     {"token_ids", StepInput::kTokenIds},
     {"positions", StepInput::kPositions},
     {"logit_rows", StepInput::kLogitRows},
@@ -26,6 +27,10 @@ constexpr std::array<std::pair<const char*, StepInput>, 25> kStepInputs{{
     {"tile_row", StepInput::kTileRow},
     {"window_slots", StepInput::kWindowSlots},
     {"window_table", StepInput::kWindowTable},
+    {"lora_rows", StepInput::kLoraRows},
+    {"lora_slots", StepInput::kLoraSlots},
+    {"logit_lora_rows", StepInput::kLogitLoraRows},
+    {"logit_lora_slots", StepInput::kLogitLoraSlots},
     {"token_source", StepInput::kTokenSource},
     {"temperature", StepInput::kTemperature},
     {"top_k", StepInput::kTopK},
@@ -121,6 +126,7 @@ Arg arg_from(nb::handle item, const std::string& path, const Program& program, c
     given("weight", Arg::Kind::kWeight, [&](nb::handle value, const std::string& at) {
         arg.index = look_up(weights, value, at, "weight");
     });
+    given("adapter", Arg::Kind::kAdapter, number(0, kMaxSlotBytes));
     given("input", Arg::Kind::kInput, [&](nb::handle value, const std::string& at) {
         arg.index = static_cast<int64_t>(step_input_from(value, at));
     });
@@ -136,7 +142,7 @@ Arg arg_from(nb::handle item, const std::string& path, const Program& program, c
         arg.number = static_cast<float>(read);
         if (!std::isfinite(arg.number)) bad_value(at, value, "a finite number of single precision");
     });
-    fields.finish({"value", "weight", "input", "k_cache", "v_cache", "size", "i32", "i64", "f32"});
+    fields.finish({"value", "weight", "adapter", "input", "k_cache", "v_cache", "size", "i32", "i64", "f32"});
     if (set != 1) {
         throw std::invalid_argument(path + " sets " + std::to_string(set) +
                                     " fields; exactly one says what the argument is");
@@ -173,7 +179,9 @@ int64_t symbol_from(nb::handle value, const std::string& path) {
     if (name == "E") return Dim::kEdits;
     if (name == "L") return Dim::kLogprobs;
     if (name == "V") return Dim::kVocabLimit;
-    bad_value(path, value, "one of the symbols T, N, S, D, P, R, E, L and V");
+    if (name == "A") return Dim::kLoraTiles;
+    if (name == "B") return Dim::kLogitLoraTiles;
+    bad_value(path, value, "one of the symbols T, N, S, D, P, R, E, L, V, A and B");
 }
 
 void read_kernels(nb::handle list, const std::string& path, nb::handle images, Program& program) {
@@ -216,7 +224,7 @@ void read_kernels(nb::handle list, const std::string& path, nb::handle images, P
 }
 
 void read_launches(nb::handle list, const std::string& path, const Program& program, const Index& values,
-                   const Index& weights, Step& step) {
+                   const Index& weights, std::vector<Launch>& launches) {
     for_each(list, path, [&](nb::handle item, const std::string& item_path) {
         Fields fields(item, item_path);
         Launch launch;
@@ -237,7 +245,7 @@ void read_launches(nb::handle list, const std::string& path, const Program& prog
             launch.when = when_from(when, fields.path("when"));
         }
         fields.finish({"kernel", "grid", "args", "when"});
-        step.launches.push_back(std::move(launch));
+        launches.push_back(std::move(launch));
     });
 }
 

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "bindings/python_value.h"
 #include "program/program.h"
@@ -30,8 +31,8 @@ void for_each(nb::handle list, const std::string& path, Visit visit) {
 // Adds the kernels, with their images taken from `images`, a dict {entry: bytes} or None.
 void read_kernels(nb::handle list, const std::string& path, nb::handle images, Program& program);
 
-// Adds a step's launches; kernels and KV layers are read before.
+// Adds launches; kernels and KV layers are read before.
 void read_launches(nb::handle list, const std::string& path, const Program& program, const Index& values,
-                   const Index& weights, Step& step);
+                   const Index& weights, std::vector<Launch>& launches);
 
 }  // namespace castiron::bindings

@@ -85,6 +85,8 @@ Options options_from_dict(nb::handle dict) {
     number("watchdog_timeout", options.engine.watchdog_seconds);
     integer("max_loras", 0, options.engine.max_loras);
     integer("max_lora_rank", 0, options.host.max_lora_rank);
+    options.cuda.max_loras = options.engine.max_loras;
+    options.cuda.max_lora_rank = options.host.max_lora_rank;
     boolean("huge_pages", options.host.huge_pages);
     given("isa", [&](const nb::object& value, const std::string& path) {
         options.host.isa = as_string(value, path);

@@ -1,8 +1,11 @@
 #include "bindings/program_from_dict.h"
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "bindings/launches_from_dict.h"
@@ -234,6 +237,59 @@ void read_modules(nb::handle list, const std::string& path, Step& step) {
     });
 }
 
+AdapterPlace adapter_place_from(nb::handle item, const std::string& path) {
+    Fields fields(item, path);
+    AdapterPlace place;
+    place.inputs = as_integer(fields.required("inputs"), fields.path("inputs"), 1, 1 << 24);
+    place.a = static_cast<uint64_t>(as_integer(fields.required("a"), fields.path("a"), 0, kMaxDim));
+    place.b = static_cast<uint64_t>(as_integer(fields.required("b"), fields.path("b"), 0, kMaxDim));
+    // What launches name is looked up there.
+    if (const nb::object operands = fields.optional("operands"); operands.is_valid()) {
+        static_cast<void>(as_sequence(operands, fields.path("operands")));
+    }
+    fields.finish({"inputs", "a", "b", "operands"});
+    return place;
+}
+
+AdapterSlots adapter_slots_from(nb::handle item, const std::string& path) {
+    Fields fields(item, path);
+    AdapterSlots slots;
+    slots.rank = static_cast<int>(as_integer(fields.required("rank"), fields.path("rank"), 1, 512));
+    slots.dtype = weight_dtype_from(fields.required("dtype"), fields.path("dtype"));
+    slots.slot_bytes = static_cast<uint64_t>(
+        as_integer(fields.required("slot_bytes"), fields.path("slot_bytes"), 1, kMaxDim));
+    fields.finish({"rank", "dtype", "slot_bytes"});
+    return slots;
+}
+
+// The places of adapters lie in a slot: the device writes there what the host has packed.
+void check_adapter_places(const Program& program) {
+    const AdapterSlots& slots = program.adapters;
+    for (size_t i = 0; i < program.steps.size(); ++i) {
+        const Step& step = program.steps[i];
+        if (!step.adapter.has_value()) continue;
+        std::set<std::string_view> modules;
+        int64_t columns = 0;
+        for (const ModuleColumns& one : step.modules) {
+            modules.insert(one.module);
+            columns = std::max(columns, one.column + one.count);
+        }
+        const auto bytes = [&](int64_t rows, int64_t width) {
+            return static_cast<uint64_t>(rows) * static_cast<uint64_t>(width) * sizeof(uint16_t);
+        };
+        const auto ranks = static_cast<int64_t>(modules.size()) * slots.rank;
+        const AdapterPlace& place = *step.adapter;
+        const uint64_t of_a = bytes(ranks, place.inputs), of_b = bytes(columns, slots.rank);
+        if (of_a > slots.slot_bytes || place.a > slots.slot_bytes - of_a || of_b > slots.slot_bytes ||
+            place.b > slots.slot_bytes - of_b || place.a % sizeof(uint16_t) != 0 ||
+            place.b % sizeof(uint16_t) != 0) {
+            throw std::invalid_argument("program.steps[" + std::to_string(i) +
+                                        "].adapter lies outside of a slot of " +
+                                        std::to_string(slots.slot_bytes) + " bytes");
+        }
+    }
+}
+
 void read_steps(nb::handle list, const std::string& path, const Program& program, const Index& values,
                 const Index& weights, std::vector<Step>& steps) {
     for_each(list, path, [&](nb::handle item, const std::string& item_path) {
@@ -259,12 +315,19 @@ void read_steps(nb::handle list, const std::string& path, const Program& program
             }
         }
         if (const nb::object launches = fields.optional("launches"); launches.is_valid()) {
-            read_launches(launches, fields.path("launches"), program, values, weights, step);
+            read_launches(launches, fields.path("launches"), program, values, weights, step.launches);
+        }
+        if (const nb::object adapted = fields.optional("adapted"); adapted.is_valid()) {
+            read_launches(adapted, fields.path("adapted"), program, values, weights, step.adapted);
+        }
+        if (const nb::object place = fields.optional("adapter"); place.is_valid() && !place.is_none()) {
+            step.adapter = adapter_place_from(place, fields.path("adapter"));
         }
         if (const nb::object modules = fields.optional("modules"); modules.is_valid()) {
             read_modules(modules, fields.path("modules"), step);
         }
-        fields.finish({"kernel", "inputs", "weights", "outputs", "attrs", "launches", "modules"});
+        fields.finish(
+            {"kernel", "inputs", "weights", "outputs", "attrs", "launches", "modules", "adapted", "adapter"});
         steps.push_back(std::move(step));
     });
 }
@@ -346,8 +409,12 @@ Program program_from_dict(nb::handle dict, nb::handle images) {
     if (const nb::object feeding = fields.optional("feeding"); feeding.is_valid()) {
         read_steps(feeding, "program.feeding", program, values, weights, program.feeding);
     }
+    if (const nb::object slots = fields.optional("adapters"); slots.is_valid() && !slots.is_none()) {
+        program.adapters = adapter_slots_from(slots, "program.adapters");
+    }
+    check_adapter_places(program);
     fields.finish({"format", "target", "vocab_size", "limits", "arena_bytes", "values", "weights", "steps",
-                   "sampling", "feeding", "kv_layers", "kernels", "prefill_tile"});
+                   "sampling", "feeding", "kv_layers", "kernels", "prefill_tile", "adapters"});
     return program;
 }
 

@@ -63,6 +63,7 @@ nb::dict facts_to_dict(const CudaFacts& facts) {
     dict["largest_graph"] = facts.largest_graph;
     dict["graph_bytes"] = facts.graph_bytes;
     dict["graph_seconds"] = facts.graph_seconds;
+    dict["lora_bytes"] = facts.lora_bytes;
     return dict;
 }
 

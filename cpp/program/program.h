@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -27,6 +28,9 @@ struct Dim {
     static constexpr int64_t kEdits = -7;       // "E": logits that are changed before sampling
     static constexpr int64_t kLogprobs = -8;    // "L": rows that want log-probabilities
     static constexpr int64_t kVocabLimit = -9;  // "V": token ids from it on are never drawn
+    // Of Step::adapted alone: tiles of rows that have one adapter.
+    static constexpr int64_t kLoraTiles = -10;       // "A"
+    static constexpr int64_t kLogitLoraTiles = -11;  // "B": of rows whose logits are wanted
     int64_t value = 0;
 
     [[nodiscard]] bool symbolic() const { return value < 0; }
@@ -80,6 +84,10 @@ enum class StepInput : uint8_t {
     kTileRow,
     kWindowSlots,  // of programs with KvLayer::window alone
     kWindowTable,
+    kLoraRows,  // of Step::adapted alone
+    kLoraSlots,
+    kLogitLoraRows,
+    kLogitLoraSlots,
     kTokenSource,  // of Program::sampling and feeding alone, from here on
     kTemperature,
     kTopK,
@@ -96,10 +104,23 @@ enum class StepInput : uint8_t {
 };
 
 struct Arg {
-    enum class Kind : uint8_t { kValue, kWeight, kInput, kKCache, kVCache, kSize, kI32, kI64, kF32 };
+    enum class Kind : uint8_t {
+        kValue,
+        kWeight,
+        kAdapter,
+        kInput,
+        kKCache,
+        kVCache,
+        kSize,
+        kI32,
+        kI64,
+        kF32
+    };
     Kind kind = Kind::kI32;
-    int64_t index = 0;  // of the value, weight, StepInput or layer; a symbol of Dim; or the integer itself
-    float number = 0;   // kF32
+    // Of the value, weight, StepInput or layer; a byte of the first adapter slot; a symbol of Dim; or the
+    // integer itself.
+    int64_t index = 0;
+    float number = 0;  // kF32
 };
 
 struct When {
@@ -137,6 +158,14 @@ struct ModuleColumns {
     int64_t count = 0;
 };
 
+// Where the adapters of a product lie in a slot: byte offsets of a [modules · rank, inputs] and b [columns,
+// rank].
+struct AdapterPlace {
+    int64_t inputs = 0;
+    uint64_t a = 0;
+    uint64_t b = 0;
+};
+
 struct Step {
     std::string kernel;
     std::vector<int> inputs;   // indices into Program::values
@@ -144,7 +173,18 @@ struct Step {
     std::vector<int> outputs;
     std::map<std::string, Attr> attrs;
     std::vector<Launch> launches{};
-    std::vector<ModuleColumns> modules{};  // in order; of products on host, what adapters can add to
+    std::vector<ModuleColumns> modules{};  // in order; of products, what adapters can add to
+    // On CUDA: what stands in the place of launches in a step in which rows have adapters, where they lie.
+    std::vector<Launch> adapted{};
+    std::optional<AdapterPlace> adapter{};
+};
+
+// Of a CUDA program: memory for adapters of at most `rank`, a multiple of 16, in slots. rank 0: it takes
+// none.
+struct AdapterSlots {
+    int rank = 0;
+    DType dtype = DType::kBF16;  // or f16
+    uint64_t slot_bytes = 0;
 };
 
 struct KvLayer {
@@ -180,6 +220,7 @@ struct Program {
     std::vector<KvLayer> kv_layers;
     std::vector<Kernel> kernels;
     int prefill_tile = 0;
+    AdapterSlots adapters;
 };
 
 }  // namespace castiron

@@ -53,7 +53,7 @@ TEST_CASE("a mixed step is packed as docs/cuda-program.md says") {
     const std::vector<SequenceSlice> sequences{{0, 1, 33, table0}, {1, 5, 30, table1}, {6, 1, 0, table2}};
     const Batch batch{tokens, positions, rows, sequences};
 
-    const Counts counts = packer.count(batch, nullptr);
+    const Counts counts = packer.count(batch, nullptr, {});
     CHECK(counts[Dim::kTokens] == 7);
     CHECK(counts[Dim::kRows] == 3);
     CHECK(counts[Dim::kSequences] == 3);
@@ -64,7 +64,7 @@ TEST_CASE("a mixed step is packed as docs/cuda-program.md says") {
     // 7, 7, 3, 7, 4, 3, 9, 2, 2, 2 numbers, each array rounded up to 16 bytes.
     CHECK(layout.bytes == 32 + 32 + 16 + 32 + 16 + 16 + 48 + 16 + 16 + 16);
     std::vector<std::byte> block(layout.bytes);
-    packer.pack(batch, nullptr, counts, block.data());
+    packer.pack(batch, nullptr, {}, counts, block.data());
     CHECK(array(block, layout, StepInput::kTokenIds, 7) == tokens);
     CHECK(array(block, layout, StepInput::kPositions, 7) == positions);
     CHECK(array(block, layout, StepInput::kLogitRows, 3) == rows);
@@ -85,10 +85,10 @@ TEST_CASE("a padded decode step ends in rows that store and compute nothing") {
     const Ints rows{0};
     const Ints table{1};
     const std::vector<SequenceSlice> sequences{{0, 1, 2, table}};
-    const Counts counts = packer.decode_counts(3, false);
+    const Counts counts = packer.decode_counts(3, false, false);
     const InputLayout layout = packer.layout(counts);
     std::vector<std::byte> block(layout.bytes, std::byte{0xAA});
-    packer.pack({tokens, positions, rows, sequences}, nullptr, counts, block.data());
+    packer.pack({tokens, positions, rows, sequences}, nullptr, {}, counts, block.data());
     CHECK(array(block, layout, StepInput::kTokenIds, 3) == Ints{11, 0, 0});
     CHECK(array(block, layout, StepInput::kPositions, 3) == Ints{2, 0, 0});
     CHECK(array(block, layout, StepInput::kLogitRows, 3) == Ints{0, 0, 0});
@@ -118,14 +118,14 @@ TEST_CASE("sampling's arrays follow, the edits last, so that a block without edi
     const std::vector<LogitEdit> edits{{1, 9, -1}, {1, 8, 2}};
     const SamplingBatch sampling{row_sampling, edits};
     const Batch batch{tokens, positions, rows, sequences};
-    const Counts counts = packer.count(batch, &sampling);
+    const Counts counts = packer.count(batch, &sampling, {});
     CHECK(counts[Dim::kRandom] == 1);
     CHECK(counts[Dim::kLogprobs] == 1);
     CHECK(counts[Dim::kEdits] == 2);
     CHECK(counts[Dim::kVocabLimit] == 48);
     const InputLayout layout = packer.layout(counts);
     std::vector<std::byte> block(layout.bytes);
-    packer.pack(batch, &sampling, counts, block.data());
+    packer.pack(batch, &sampling, {}, counts, block.data());
     CHECK(array<float>(block, layout, StepInput::kTemperature, 2) == std::vector<float>{0, 0.5F});
     CHECK(array(block, layout, StepInput::kTopK, 2) == Ints{0, 40});
     CHECK(array<float>(block, layout, StepInput::kTopP, 2) == std::vector<float>{1, 1});

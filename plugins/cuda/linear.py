@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..launch import KernelLaunch, row_stride, value, weight
 from ..reading import biases_in_pairs
-from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
+from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.linear import linear_stream, linear_tile
 from .kernels.linear_tma import linear_tma
 from .products import Arguments, MatrixProduct, tiling
@@ -19,25 +19,19 @@ _BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class _Product(MatrixProduct):
-    x: Operand
-
-    @property
-    def rows(self) -> Dim:
-        return self.x.shape[0]
-
     def all_classes(self) -> tuple[RowClass, ...]:
         return row_classes(self.context.target, self.shape, self.most_rows)
 
     def arguments(self, y: Operand) -> Arguments:
         residual = self.residual or self.y
         return {
-            "x": (pointer(self.x.dtype), value(self.x.name)),
+            "x": (pointer(self.read.dtype), value(self.read.name)),
             "w": (pointer(self.context.half), weight(0)),
             "bias": ("*fp32", weight(1)) if self.has_bias else (pointer(y.dtype), value(y.name)),
             "residual": (pointer(residual.dtype), value(residual.name)),
             "y": (pointer(y.dtype), value(y.name)),
             "rows": ("i32", count(self.rows)),
-            "x_stride": ("i32", row_stride(self.x.name)),
+            "x_stride": ("i32", row_stride(self.read.name)),
             "residual_stride": ("i32", row_stride(residual.name)),
         }
 
@@ -62,7 +56,7 @@ def _lower(product: _Product, name: str, weights: list[WeightUse]) -> Lowering:
     residual = [] if product.residual is None else [product.residual.name]
     call = Call(
         name,
-        [product.x.name, *residual],
+        [product.read.name, *residual],
         [product.y.name, *(operand.name for operand in temporaries)],
         weights,
         {"activation": product.activation, "alpha": product.alpha},
@@ -70,6 +64,7 @@ def _lower(product: _Product, name: str, weights: list[WeightUse]) -> Lowering:
         # The accelerator wants rows at multiples of 16 bytes, which a column view need not have.
         takes_views=not any(rows.tile.tma for rows in product.classes()),
         in_place=((0, 1),) if residual else (),
+        adaptable=product.adaptable,
     )
     return Lowering((call,), temporaries)
 
@@ -80,9 +75,10 @@ def _lower_linear(op: Op, context: Context) -> Lowering:
     if bias is not None:
         weights.append(WeightUse((bias.name,), "vector"))
     product = _Product(
+        name=op.outputs[0].name,
         shape=Product(int(w.shape[0]), int(w.shape[1]), False, _BYTES[x.dtype]),
         context=context,
-        x=x,
+        read=x,
         y=op.outputs[0],
         residual=op.input(3),
         has_bias=bias is not None,
@@ -99,9 +95,10 @@ def _lower_gated(op: Op, context: Context) -> Lowering:
     if gate_bias is not None and up_bias is not None:
         weights.append(WeightUse((gate_bias.name, up_bias.name), "vector"))
     product = _Product(
+        name=op.outputs[0].name,
         shape=Product(int(gate.shape[0]), int(gate.shape[1]), True, _BYTES[x.dtype]),
         context=context,
-        x=x,
+        read=x,
         y=op.outputs[0],
         residual=None,
         has_bias=len(weights) == 2,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..launch import KernelLaunch, Param, When, row_stride, value, weight
 from ..reading import biases_in_pairs
-from ..tactic import Call, Context, Dim, Lowering, Op, Operand, Tactic, WeightUse, element_count
+from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.quantized_linear import quantized_stream, quantized_tile
 from .kernels.scaled_linear import scaled_tile
 from .products import Arguments, MatrixProduct, tiling
@@ -31,10 +31,6 @@ class _Product(MatrixProduct):
     x: RoundedInput
     many_x: RoundedInput
     uses: Mapping[str, WeightUse]
-
-    @property
-    def rows(self) -> Dim:
-        return self.x.x.shape[0]
 
     def all_classes(self) -> tuple[RowClass, ...]:
         if self.form.scaled:
@@ -167,9 +163,11 @@ def _lower(op: Op, context: Context) -> Lowering:
     x_bytes = 4 if x_read.x.dtype == "f32" else form.x_bytes
     uses = _uses(op, form, tuple(bias for bias in given if bias is not None))
     product = _Product(
+        name=y.name,
         form=form,
         shape=product_of(form, int(w.shape[0]), gated, x_bytes),
         context=context,
+        read=x,
         x=x_read,
         many_x=many_x,
         y=y,
@@ -192,6 +190,7 @@ def _lower(op: Op, context: Context) -> Lowering:
         product.launches(),
         takes_views=True,
         in_place=() if residual is None else ((0, len(names)),),
+        adaptable=product.adaptable,
     )
     before = [read.call for read in inputs if read.call is not None]
     return Lowering((*before, call), (*made, *partials))

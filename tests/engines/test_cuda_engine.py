@@ -11,7 +11,7 @@ import pytest
 from castiron.engines import open_engine
 from castiron.engines.cuda_layout import kv_layout, step_input_bytes
 from castiron.engines.kernel_paths import kernel_paths
-from castiron.engines.program import KvLayer
+from castiron.engines.program import KvLayer, module_sizes
 from edit import copy_engine, edit_program, read_entries, write_entries
 from tiny import write_tiny_engine
 from tiny_cuda import IMAGE, TARGET, add_cuda, program
@@ -153,3 +153,73 @@ def test_the_step_inputs_block_has_room_for_every_array_at_its_largest() -> None
     arrays = [16, 16, 16, 16, 5, 4, 4 * 3, 4, 5, 5]  # ids positions slots rows starts len table decode tiles
     expected = sum(-(-count * i32 // 16) * 16 for count in arrays)
     assert step_input_bytes(program()) == expected
+
+
+def _adapted(damage: Callable[[dict[str, Any], dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """Adapters of rank 16 for the program's first step, then ``damage(program, step)``."""
+
+    def change(p: dict[str, Any]) -> None:
+        step = p["steps"][0]
+        added = {
+            "kernel": 1,
+            "grid": [{"of": "A"}],
+            "args": [{"value": "x"}, {"input": "lora_rows"}, {"adapter": 256}, {"adapter": 512}],
+        }
+        p["adapters"] = {"rank": 16, "dtype": "bf16", "slot_bytes": 8192}
+        step |= {
+            "kernel": "linear",
+            "modules": [{"module": "q", "column": 0, "row": 0, "count": 8}],
+            "adapter": {"inputs": 4, "a": 256, "b": 512, "operands": ["logits"]},
+            "adapted": [*step["launches"], added],
+        }
+        damage(p, step)
+
+    return change
+
+
+def test_a_program_with_adapters_is_read_and_counts_their_inputs(fat_engine: Path, tmp_path: Path) -> None:
+    engine = copy_engine(fat_engine, tmp_path / "engine")
+    edit_program(engine, _adapted(lambda p, step: None), TARGET)
+    found = open_engine(engine).program(TARGET)
+    assert module_sizes(found) == {"q": (4, 8)}
+    # T and N of 16, of 4 sequences: 4 tiles of each at most, whose rows and slots follow.
+    assert step_input_bytes(found) == step_input_bytes(program()) + 2 * (4 * 16 * 4 + 4 * 4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda p, step: p.update(adapters=None), "are missing"),
+        (lambda p, step: step.update(adapter=None), "no matrices"),
+        (lambda p, step: step.update(adapted=[]), "are missing"),
+        (lambda p, step: step.update(modules=[]), "are missing"),
+        (lambda p, step: step.update(kernel="rows"), "only a product has"),
+        (lambda p, step: step["adapter"].update(a=100), "outside of a slot"),
+        (lambda p, step: step["adapter"].update(b=8192), "outside of a slot"),
+        (lambda p, step: step["adapter"].update(inputs=1 << 20), "outside of a slot"),
+        (lambda p, step: step["adapter"].update(operands=["nothing"]), "'nothing' for adapters"),
+        (lambda p, step: step["adapted"][1]["args"].__setitem__(2, {"adapter": 8192}), "byte 8192 of an"),
+        (lambda p, step: step["adapted"][1]["args"].__setitem__(1, {"input": "top_k"}), "only sampling has"),
+        (lambda p, step: step["adapted"][1].update(grid=[{"of": "R"}]), "counts R"),
+        (lambda p, step: step["launches"].append(step["adapted"][1]), "counts A"),
+        (
+            lambda p, step: p["steps"][1]["launches"][0]["args"].__setitem__(1, {"input": "lora_slots"}),
+            "'lora_slots', which only what adds adapters has",
+        ),
+        (
+            lambda p, step: p["steps"][1]["launches"][0]["args"].__setitem__(0, {"adapter": 0}),
+            "an adapter, which only what adds adapters has",
+        ),
+        (lambda p, step: p["adapters"].update(rank=20), "rank"),
+    ],
+)
+def test_adapters_that_contradict_the_program_never_reach_the_gpu(
+    fat_engine: Path,
+    tmp_path: Path,
+    damage: Callable[[dict[str, Any], dict[str, Any]], None],
+    words: str,
+) -> None:
+    engine = copy_engine(fat_engine, tmp_path / "engine")
+    edit_program(engine, _adapted(damage), TARGET)
+    with pytest.raises(EngineError, match=words):
+        open_engine(engine)

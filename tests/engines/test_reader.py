@@ -48,7 +48,7 @@ def test_an_engine_reads_back_as_it_was_written(tiny_engine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [("1.5", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
+    [("1.6", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
 )
 def test_another_version_is_refused_naming_both_and_the_rebuild_command(
     engine: Path, version: str, remedy: str
@@ -60,7 +60,7 @@ def test_another_version_is_refused_naming_both_and_the_rebuild_command(
     edit_manifest(engine, change)
     build = f"castiron build '/models/tiny model' --output-dir {engine} --overwrite"
     command = f"{build} --target host --dtype float32"
-    refused(engine, version, "1.0 to 1.4", remedy, command)
+    refused(engine, version, "1.0 to 1.5", remedy, command)
 
 
 def test_a_version_that_is_no_version_is_refused(engine: Path) -> None:
@@ -81,6 +81,8 @@ def test_the_command_that_builds_an_engine_again_has_its_options() -> None:
     limits = "--max-batch-size 8 --max-seq-len 512 --max-num-tokens 64"
     whole = f"{begin} --target sm_80,sm_90 --dtype float16 {limits} --quantize int4-awq --kv-cache-dtype fp8"
     assert rebuild_command(raw, "E") == whole
+    with_adapters = whole.replace(" --quantize", " --max-lora-rank 32 --quantize")
+    assert rebuild_command({**raw, "max_lora_rank": 32}, "E") == with_adapters
     # Of a checkpoint that is quantized itself, and of what somebody made up.
     raw["quantization"] = {"recipe": "gguf Q4_0", "origin": "checkpoint", "kv_cache_dtype": "bfloat16"}
     assert rebuild_command(raw, "E") == f"{begin} --target sm_80,sm_90 --dtype float16 {limits}"
@@ -358,7 +360,7 @@ def change_weight(name: str, /, **fields: Any) -> Any:
         (change_weight("head", shape=[VOCAB + 20, 32]), "needs"),
         (change_weight("head", shape=[VOCAB, 32, 1]), "needs a matrix"),
         (change_weight("norm0", shape=[64]), "needs"),
-        (lambda p: p.update(format=[1, 5]), "format 1.5"),
+        (lambda p: p.update(format=[1, 6]), "format 1.6"),
         (lambda p: p.update(format=[2, 0]), "format 2.0"),
         (lambda p: p.update(target="sm_90"), "contradicts"),
         (lambda p: p.update(arena_bytes=10), "arena"),

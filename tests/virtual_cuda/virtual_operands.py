@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from castiron.engines.cuda_layout import kv_layout
 from castiron.engines.program import ITEM_BYTES, Arg, Launch, Program, Value
-from castiron.engines.symbols import largest_counts
+from castiron.engines.symbols import LORA_TILE, largest_counts
 from castiron.engines.weights_file import layout_bytes
 
 _NUMBERS = ("i32", "i64", "f32")
@@ -42,9 +42,10 @@ class Operands:
         self._values = {value.name: value for value in program.values}
         self._weights = {weight.name: layout_bytes(weight) for weight in program.weights}
         self._layout = kv_layout(program.kv_layers)
+        self._adapters = _adapter_sizes(program)
         self._launches: dict[int, list[Launch]] = {}
         for step in [*program.steps, *program.sampling, *program.feeding]:
-            for launch in step.launches:
+            for launch in (*step.launches, *step.adapted):
                 self._launches.setdefault(launch.kernel, []).append(launch)
 
     def regions(self, kernel: int, args: Sequence[int | float]) -> list[Region] | None:
@@ -95,6 +96,9 @@ class Operands:
             return Region(address - (self._offset(value) - whole.offset), size)
         if arg.weight is not None:
             return Region(address, self._weights[arg.weight])
+        if arg.adapter is not None:
+            assert self._program.adapters is not None
+            return Region(address, self._adapters[arg.adapter], self._program.adapters.slot_bytes)
         if arg.input is not None:
             return Region(address, 4 * self._input_count(arg.input))
         for layer, offsets, width in (
@@ -117,7 +121,23 @@ class Operands:
             return self._counts["T"]
         if name.startswith("edit_"):
             return self._counts["E"]
+        if "lora" in name:
+            tiles = self._counts["B" if name.startswith("logit") else "A"]
+            return tiles * (LORA_TILE if name.endswith("rows") else 1)
         return self._counts[per_row.get(name, "N")] + (name == "query_start")
+
+
+def _adapter_sizes(program: Program) -> dict[int, int]:
+    """Bytes of each product's a and b, by where they begin in a slot."""
+    widths = {value.name: value.shape[-1] for value in program.values}
+    sizes: dict[int, int] = {}
+    for step in program.steps:
+        if step.adapter is not None and program.adapters is not None:
+            rank, modules = program.adapters.rank, {one.module for one in step.modules}
+            columns = int(widths[step.outputs[0]]) * (2 if "gated" in step.kernel else 1)
+            sizes[step.adapter.a] = 2 * rank * len(modules) * step.adapter.inputs
+            sizes[step.adapter.b] = 2 * rank * columns
+    return sizes
 
 
 def _is_input(name: str) -> bool:

@@ -9,7 +9,7 @@
 
 namespace castiron::cuda {
 
-inline constexpr size_t kNumSymbols = 9;
+inline constexpr size_t kNumSymbols = 11;
 
 // The step's number for each symbol of Dim.
 class Counts {

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "device/batch_check.h"
+#include "device/cuda/adapter.h"
 #include "device/cuda/driver.h"
 #include "device/cuda/handles.h"
 #include "device/cuda/input_block.h"
@@ -14,6 +16,7 @@
 #include "device/cuda/kv_layout.h"
 #include "device/cuda/launch_list.h"
 #include "device/cuda/layout.h"
+#include "device/cuda/lora_rows.h"
 #include "device/cuda/memory_plan.h"
 #include "device/cuda/probe.h"
 #include "device/cuda/step_graphs.h"
@@ -34,6 +37,24 @@ int vocab_limit(const Program& program, const CudaOptions& options) {
     return options.vocab_limit > 0 ? options.vocab_limit : program.vocab_size;
 }
 
+// Slots for adapters.
+int lora_slots(const Program& program, const CudaOptions& options) {
+    if (options.max_loras <= 0) return 0;
+    const int built = program.adapters.rank;
+    if (built == 0) {
+        throw std::invalid_argument(
+            "the engine was built without LoRA adapters for GPUs; build it with --max-lora-rank, or start it "
+            "without --enable-lora");
+    }
+    if (options.max_lora_rank > built) {
+        throw std::invalid_argument("max_lora_rank is " + std::to_string(options.max_lora_rank) +
+                                    ", and the engine was built for ranks up to " + std::to_string(built) +
+                                    "; choose less, or build it with --max-lora-rank " +
+                                    std::to_string(options.max_lora_rank));
+    }
+    return options.max_loras;
+}
+
 void check_options(const CudaOptions& options) {
     if (!(options.kv_cache_fraction > 0 && options.kv_cache_fraction <= 1)) {
         throw std::invalid_argument("kv_cache_fraction is " + std::to_string(options.kv_cache_fraction) +
@@ -48,7 +69,8 @@ public:
           options_(options),
           driver_(driver),
           gpu_(describe(driver, options.device_index)),
-          packer_(*program_, vocab_limit(*program_, options)),
+          max_loras_(lora_slots(*program_, options)),
+          packer_(*program_, vocab_limit(*program_, options), max_loras_),
           kv_layout_(kv_layout(program_->kv_layers)),
           window_(layer_window(*program_)),
           context_(driver, options.device_index),
@@ -56,8 +78,12 @@ public:
         check_options(options);
         const std::vector<uint64_t> values = value_offsets(*program_);
         const WeightPlaces weights = weight_places(*program_);
-        plan_ = {weights.bytes, program_->arena_bytes, scratch_bytes(*program_, gpu_), packer_.max_bytes(),
-                 kv_layout_.stride(KvGroup::kAll) + kv_layout_.stride(KvGroup::kWindow)};
+        plan_ = {weights.bytes,
+                 program_->arena_bytes,
+                 scratch_bytes(*program_, gpu_),
+                 packer_.max_bytes(),
+                 kv_layout_.stride(KvGroup::kAll) + kv_layout_.stride(KvGroup::kWindow),
+                 program_->adapters.slot_bytes * static_cast<uint64_t>(max_loras_)};
         check_fits(plan_, gpu_, free_memory(driver_));
         try {
             stream_ = make_stream(driver_);
@@ -169,6 +195,12 @@ public:
 
     [[nodiscard]] int graph_bucket() const override { return bucket_; }
 
+    [[nodiscard]] std::shared_ptr<const Adapter> make_adapter(const LoraModules& modules) const override {
+        if (max_loras_ == 0) return Device::make_adapter(modules);
+        const int most = options_.max_lora_rank > 0 ? options_.max_lora_rank : program_->adapters.rank;
+        return std::make_shared<CudaAdapter>(*program_, modules, most, ++adapters_made_);
+    }
+
     [[nodiscard]] CudaFacts facts() const override {
         CudaFacts facts;
         facts.name = gpu_.name;
@@ -176,10 +208,11 @@ public:
         facts.weights_bytes = plan_.weights;
         facts.input_bytes = plan_.inputs;
         facts.result_bytes = results_.bytes();
-        facts.graphs = graphs_.count();
+        facts.graphs = graphs_.count() + adapted_graphs_.count();
         facts.largest_graph = graphs_.largest();
         facts.graph_bytes = graph_bytes_;
-        facts.graph_seconds = graphs_.seconds();
+        facts.graph_seconds = graphs_.seconds() + adapted_graphs_.seconds();
+        facts.lora_bytes = plan_.adapters;
         return facts;
     }
 
@@ -231,6 +264,10 @@ private:
         arena_ = make_device_buffer(driver_, plan_.arena);
         scratch_ = make_device_buffer(driver_, plan_.scratch);
         inputs_ = make_device_buffer(driver_, plan_.inputs);
+        if (max_loras_ > 0) {
+            adapters_ = AdapterMemory(driver_, *program_, max_loras_);
+            lora_ = LoraRows(program_->limits);
+        }
         queue_ = StepQueue(driver_, queues() ? kStepSlots : 1);
         for (size_t slot = 0; slot < queue_.slots(); ++slot) {
             host_inputs_[slot] = make_pinned_buffer(driver_, plan_.inputs);
@@ -242,6 +279,7 @@ private:
         for (const uint64_t offset : values) fixed.values.push_back(arena_.get() + offset);
         for (const uint64_t offset : weights.offsets) fixed.weights.push_back(weights_.get() + offset);
         fixed.scratch = scratch_.get();
+        fixed.adapters = adapters_.address();
         results_ = StepResults(driver_, *program_, fixed.values, queue_.slots());
         // Launches find these by name in the input block.
         const Dim tokens{Dim::kTokens};
@@ -252,6 +290,10 @@ private:
         arguments_.v_cache.resize(program_->kv_layers.size());
         steps_ = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed, arguments_,
                                               kernels_, gpu_);
+        if (max_loras_ > 0) {
+            adapted_ = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed, arguments_,
+                                                    kernels_, gpu_, Form::kAdapted);
+        }
         sampling_ = std::make_unique<LaunchList>(*program_, program_->sampling, "sampling", fixed, arguments_,
                                                  kernels_, gpu_);
         feeding_ = std::make_unique<LaunchList>(*program_, program_->feeding, "feeding", fixed, arguments_,
@@ -266,12 +308,18 @@ private:
             std::min({chosen, limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows});
         std::vector<GraphKind> kinds{GraphKind::kLogits};
         if (samples()) kinds = {GraphKind::kModel, GraphKind::kGreedy, GraphKind::kRandom};
+        double left = options_.max_capture_seconds;
+        const auto capture_form = [&](StepGraphs& graphs, Form form) {
+            graphs.capture(driver_, stream_.get(), kinds, queue_.slots(), most, left,
+                           [this, form](size_t slot, GraphKind kind, int bucket) {
+                               slot_ = slot;
+                               enqueue_decode(kind, bucket, form);
+                           });
+            left -= graphs.seconds();
+        };
         try {
-            graphs_.capture(driver_, stream_.get(), kinds, queue_.slots(), most, options_.max_capture_seconds,
-                            [this](size_t slot, GraphKind kind, int bucket) {
-                                slot_ = slot;
-                                enqueue_decode(kind, bucket);
-                            });
+            capture_form(graphs_, Form::kPlain);
+            if (max_loras_ > 0) capture_form(adapted_graphs_, Form::kAdapted);
         } catch (const CudaError& error) {
             if (error.result() != Result::kOutOfMemory) throw;
             throw std::runtime_error("CUDA graphs do not fit beside the KV pool: " + bytes_text(before) +
@@ -283,12 +331,13 @@ private:
     }
 
     // What a graph holds.
-    void enqueue_decode(GraphKind kind, int bucket) {
-        const Counts counts = packer_.decode_counts(bucket, kind == GraphKind::kRandom);
+    void enqueue_decode(GraphKind kind, int bucket, Form form) {
+        const bool adapted = form == Form::kAdapted;
+        const Counts counts = packer_.decode_counts(bucket, kind == GraphKind::kRandom, adapted);
         const InputLayout layout = set_arguments(counts);
         upload(0, layout.bytes);
         feeding_->enqueue(driver_, stream_.get());
-        steps_->enqueue(driver_, stream_.get());
+        (adapted ? adapted_ : steps_)->enqueue(driver_, stream_.get());
         if (kind == GraphKind::kModel) return;
         conclude(counts[Dim::kRows], kind != GraphKind::kLogits);
     }
@@ -338,11 +387,22 @@ private:
             enter();
             slot_ = queue_.take_slot(driver_, stream_.get());
             bucket_ = 0;
-            const Counts counts = packer_.count(batch, sampling);
+            place_adapters(batch);
+            const Counts counts = packer_.count(batch, sampling, lora_);
             if (!batch.token_ids.empty()) enqueue(batch, sampling, counts);
             queue_.push(counts, bucket_);
             sampled_rows_ = sampling != nullptr ? batch.logit_rows.size() : 0;
         });
+    }
+
+    // Steps in which no row has an adapter are those of an engine without.
+    void place_adapters(const Batch& batch) {
+        if (max_loras_ > 0) {
+            lora_.set(batch, adapters_.place(driver_, batch, stream_.get()));
+        } else if (std::any_of(batch.sequences.begin(), batch.sequences.end(),
+                               [](const SequenceSlice& s) { return s.adapter != nullptr; })) {
+            throw std::invalid_argument("batch: a sequence has an adapter of another device");
+        }
     }
 
     // Waits for the first of the steps under way.
@@ -353,7 +413,7 @@ private:
 
     void enqueue(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
         const bool decode_only = counts[Dim::kTokens] == counts[Dim::kDecodes];
-        if (decode_only) bucket_ = graphs_.bucket(counts[Dim::kTokens]);
+        if (decode_only) bucket_ = graphs_of_step().bucket(counts[Dim::kTokens]);
         if (bucket_ > 0) {
             replay(batch, sampling, counts);
         } else {
@@ -361,12 +421,16 @@ private:
         }
     }
 
+    [[nodiscard]] const StepGraphs& graphs_of_step() const {
+        return lora_.empty() ? graphs_ : adapted_graphs_;
+    }
+
     void run(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
-        packer_.pack(batch, sampling, counts, host_block());
+        packer_.pack(batch, sampling, lora_, counts, host_block());
         const InputLayout layout = set_arguments(counts);
         upload(0, layout.bytes);
         if (takes_tokens(batch)) feeding_->enqueue(driver_, stream_.get());
-        steps_->enqueue(driver_, stream_.get());
+        (lora_.empty() ? steps_ : adapted_)->enqueue(driver_, stream_.get());
         conclude(counts[Dim::kRows], sampling != nullptr);
     }
 
@@ -380,15 +444,15 @@ private:
         const bool random = counts[Dim::kRandom] > 0;
         GraphKind kind = samples() ? GraphKind::kModel : GraphKind::kLogits;
         if (sampling != nullptr && plain) kind = random ? GraphKind::kRandom : GraphKind::kGreedy;
-        Counts padded = packer_.decode_counts(bucket_, kind == GraphKind::kRandom);
+        Counts padded = packer_.decode_counts(bucket_, kind == GraphKind::kRandom, !lora_.empty());
         if (kind == GraphKind::kModel) {
             for (const int64_t symbol : {Dim::kRandom, Dim::kEdits, Dim::kLogprobs}) {
                 padded[symbol] = counts[symbol];
             }
         }
-        packer_.pack(batch, sampling, padded, host_block());
+        packer_.pack(batch, sampling, lora_, padded, host_block());
         arguments_.counts = padded;
-        check(driver_, driver_.graph_launch(graphs_.get(slot_, kind, bucket_), stream_.get()),
+        check(driver_, driver_.graph_launch(graphs_of_step().get(slot_, kind, bucket_), stream_.get()),
               "replaying a graph");
         if (kind != GraphKind::kModel) return;
         const InputLayout layout = set_arguments(padded);
@@ -401,6 +465,7 @@ private:
     CudaOptions options_;
     const Driver& driver_;
     Gpu gpu_;
+    int max_loras_;
     InputPacker packer_;
     KvLayout kv_layout_;
     int window_;  // of layers that can be kept apart; 0: there are none
@@ -413,6 +478,9 @@ private:
     DeviceBuffer arena_;
     DeviceBuffer scratch_;
     DeviceBuffer inputs_;
+    AdapterMemory adapters_;
+    LoraRows lora_;  // of the step begun last
+    mutable std::atomic<uint64_t> adapters_made_ = 0;
     std::array<DeviceBuffer, 2> kv_pools_;  // by KvGroup
     PinnedBuffer host_blocks_;
     std::array<PinnedBuffer, kStepSlots> host_inputs_;
@@ -421,9 +489,11 @@ private:
     PoolBlocks pools_;
     StepArguments arguments_;
     std::unique_ptr<LaunchList> steps_;
+    std::unique_ptr<LaunchList> adapted_;  // the same steps with adapters
     std::unique_ptr<LaunchList> sampling_;
     std::unique_ptr<LaunchList> feeding_;
     StepGraphs graphs_;
+    StepGraphs adapted_graphs_;
     uint64_t graph_bytes_ = 0;
     size_t sampled_rows_ = 0;  // rows of logits of the step begun last, if tokens are chosen
     size_t slot_ = 0;          // of the step begun last

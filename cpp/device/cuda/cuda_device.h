@@ -19,6 +19,8 @@ struct CudaOptions {
     int vocab_limit = 0;             // token ids from it on are never drawn; 0: vocab_size
     double kv_cache_fraction = 0.9;  // of the memory that is free after all else is reserved
     double max_capture_seconds = 30;
+    int max_loras = 0;      // slots for LoRA adapters; 0: takes none
+    int max_lora_rank = 0;  // of adapters; 0: the program's
 };
 
 // What stats() says about a CUDA device.
@@ -32,6 +34,7 @@ struct CudaFacts {
     int largest_graph = 0;  // sequences
     uint64_t graph_bytes = 0;
     double graph_seconds = 0;
+    uint64_t lora_bytes = 0;  // of the slots for adapters
 };
 
 class CudaDevice : public Device {

@@ -42,12 +42,15 @@ Counts counts_at_limits(const Program& program) {
     counts[Dim::kEdits] = kMaxLogitEdits;
     counts[Dim::kLogprobs] = limits.max_logit_rows;
     counts[Dim::kVocabLimit] = program.vocab_size;
+    counts[Dim::kLoraTiles] = lora_tiles(limits.max_num_tokens, limits.max_batch_size);
+    counts[Dim::kLogitLoraTiles] = lora_tiles(limits.max_logit_rows, limits.max_batch_size);
     return counts;
 }
 
-InputPacker::InputPacker(const Program& program, int vocab_limit)
+InputPacker::InputPacker(const Program& program, int vocab_limit, int max_loras)
     : prefill_tile_(program.prefill_tile),
       vocab_limit_(vocab_limit),
+      max_loras_(max_loras),
       has_sampling_(!program.sampling.empty()),
       has_feeding_(!program.feeding.empty()),
       has_windows_(std::any_of(program.kv_layers.begin(), program.kv_layers.end(),
@@ -60,7 +63,7 @@ InputPacker::InputPacker(const Program& program, int vocab_limit)
     max_bytes_ = layout(counts_at_limits(program)).bytes;
 }
 
-Counts InputPacker::count(const Batch& batch, const SamplingBatch* sampling) const {
+Counts InputPacker::count(const Batch& batch, const SamplingBatch* sampling, const LoraRows& lora) const {
     Counts counts;
     counts[Dim::kTokens] = static_cast<int32_t>(batch.token_ids.size());
     counts[Dim::kRows] = static_cast<int32_t>(batch.logit_rows.size());
@@ -72,6 +75,8 @@ Counts InputPacker::count(const Batch& batch, const SamplingBatch* sampling) con
             counts[Dim::kTiles] += (sequence.num_rows + prefill_tile_ - 1) / prefill_tile_;
         }
     }
+    counts[Dim::kLoraTiles] = static_cast<int32_t>(lora.tokens().slots.size());
+    counts[Dim::kLogitLoraTiles] = static_cast<int32_t>(lora.logits().slots.size());
     counts[Dim::kVocabLimit] = vocab_limit_;
     if (sampling == nullptr) return counts;
     for (const RowSampling& row : sampling->rows) {
@@ -82,12 +87,15 @@ Counts InputPacker::count(const Batch& batch, const SamplingBatch* sampling) con
     return counts;
 }
 
-Counts InputPacker::decode_counts(int sequences, bool random) const {
+Counts InputPacker::decode_counts(int sequences, bool random, bool adapted) const {
     Counts counts;
     for (const int64_t symbol : {Dim::kTokens, Dim::kRows, Dim::kSequences, Dim::kDecodes}) {
         counts[symbol] = sequences;
     }
     if (random) counts[Dim::kRandom] = sequences;
+    for (const int64_t symbol : {Dim::kLoraTiles, Dim::kLogitLoraTiles}) {
+        if (adapted) counts[symbol] = lora_tiles(sequences, max_loras_);
+    }
     counts[Dim::kVocabLimit] = vocab_limit_;
     return counts;
 }
@@ -115,6 +123,12 @@ InputLayout InputPacker::layout(const Counts& counts) const {
         place(StepInput::kWindowSlots, tokens);
         place(StepInput::kWindowTable, sequences * table_width_);
     }
+    if (max_loras_ > 0) {
+        place(StepInput::kLoraRows, kLoraTile * int64_t{counts[Dim::kLoraTiles]});
+        place(StepInput::kLoraSlots, counts[Dim::kLoraTiles]);
+        place(StepInput::kLogitLoraRows, kLoraTile * int64_t{counts[Dim::kLogitLoraTiles]});
+        place(StepInput::kLogitLoraSlots, counts[Dim::kLogitLoraTiles]);
+    }
     if (has_feeding_) place(StepInput::kTokenSource, tokens);
     if (!has_sampling_) return layout;
     for (const StepInput input :
@@ -128,8 +142,8 @@ InputLayout InputPacker::layout(const Counts& counts) const {
     return layout;
 }
 
-void InputPacker::pack(const Batch& batch, const SamplingBatch* sampling, const Counts& counts,
-                       std::byte* block) const {
+void InputPacker::pack(const Batch& batch, const SamplingBatch* sampling, const LoraRows& lora,
+                       const Counts& counts, std::byte* block) const {
     const InputLayout places = layout(counts);
     pack_sequences(batch, counts, places, block);
     pack_tables(batch, counts, places, block, StepInput::kSlots, StepInput::kBlockTable,
@@ -140,6 +154,18 @@ void InputPacker::pack(const Batch& batch, const SamplingBatch* sampling, const 
                     [](const SequenceSlice& sequence) {
                         return sequence.window_table.empty() ? sequence.block_table : sequence.window_table;
                     });
+    }
+    if (max_loras_ > 0) {
+        const auto put = [&](StepInput input, const std::vector<int32_t>& numbers, int64_t length) {
+            Writer<> writer(block, places, input, length);
+            writer.put(numbers);
+            writer.pad(-1);
+        };
+        const int64_t tiles = counts[Dim::kLoraTiles], logit_tiles = counts[Dim::kLogitLoraTiles];
+        put(StepInput::kLoraRows, lora.tokens().rows, kLoraTile * tiles);
+        put(StepInput::kLoraSlots, lora.tokens().slots, tiles);
+        put(StepInput::kLogitLoraRows, lora.logits().rows, kLoraTile * logit_tiles);
+        put(StepInput::kLogitLoraSlots, lora.logits().slots, logit_tiles);
     }
     if (has_sampling_) pack_sampling(sampling, counts, places, block);
 }

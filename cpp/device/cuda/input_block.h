@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "device/cuda/counts.h"
+#include "device/cuda/lora_rows.h"
 #include "device/device.h"
 
 namespace castiron::cuda {
 
-inline constexpr size_t kNumInputs = 25;
+inline constexpr size_t kNumInputs = 29;
 
 // Byte offsets of the arrays, by StepInput.
 struct InputLayout {
@@ -21,14 +22,15 @@ struct InputLayout {
 
 class InputPacker {
 public:
-    // vocab_limit: what symbol V stands for. Throws std::invalid_argument for a program without query tiles.
-    InputPacker(const Program& program, int vocab_limit);
+    // vocab_limit: what symbol V stands for. max_loras: different adapters of a step at most. Throws
+    // std::invalid_argument for a program without query tiles.
+    InputPacker(const Program& program, int vocab_limit, int max_loras = 0);
 
     // Counts of the batch, without padding; those of sampling are 0 without it.
-    [[nodiscard]] Counts count(const Batch& batch, const SamplingBatch* sampling) const;
+    [[nodiscard]] Counts count(const Batch& batch, const SamplingBatch* sampling, const LoraRows& lora) const;
     // Counts of a step that decodes one row of each of `sequences` sequences, all of them drawn at random or
-    // none.
-    [[nodiscard]] Counts decode_counts(int sequences, bool random) const;
+    // none, with as many adapters as may be or with none.
+    [[nodiscard]] Counts decode_counts(int sequences, bool random, bool adapted) const;
     // Arrays of sampling come last, the edits behind all others: without edits a block is the beginning of
     // the same block with edits.
     [[nodiscard]] InputLayout layout(const Counts& counts) const;
@@ -37,7 +39,7 @@ public:
 
     // Writes the batch into a block of layout(counts), padded where counts are larger than the batch's own.
     // Without sampling its arrays are padding.
-    void pack(const Batch& batch, const SamplingBatch* sampling, const Counts& counts,
+    void pack(const Batch& batch, const SamplingBatch* sampling, const LoraRows& lora, const Counts& counts,
               std::byte* block) const;
 
 private:
@@ -51,6 +53,7 @@ private:
 
     int prefill_tile_;
     int vocab_limit_;
+    int max_loras_;
     bool has_sampling_;
     bool has_feeding_;
     bool has_windows_;     // layers with blocks of their own

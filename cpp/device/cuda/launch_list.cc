@@ -65,27 +65,32 @@ Counts largest_counts(const Program& program, const Launch& launch) {
     return largest;
 }
 
+int64_t scratch_of(const Program& program, const Launch& launch, const Gpu& gpu) {
+    constexpr int64_t kMost = int64_t{1} << 40;
+    const auto kernel = static_cast<size_t>(launch.kernel);
+    if (kernel >= program.kernels.size()) return 0;  // launches are checked when prepared
+    const Counts largest = largest_counts(program, launch);
+    int64_t bytes = program.kernels[kernel].scratch_bytes;
+    for (const GridDim& dim : launch.grid) {
+        if (dim.per < 1 || (dim.of != 0 && !is_symbol(dim.of))) continue;
+        const int64_t blocks = grid_blocks(dim, largest, gpu.multiprocessors);
+        if (__builtin_mul_overflow(bytes, blocks, &bytes) || bytes > kMost) {
+            throw std::invalid_argument("kernel \"" + program.kernels[kernel].name +
+                                        "\" needs more scratch memory than any device has");
+        }
+    }
+    return bytes;
+}
+
 }  // namespace
 
 uint64_t scratch_bytes(const Program& program, const Gpu& gpu) {
-    constexpr int64_t kMost = int64_t{1} << 40;
     int64_t most = 0;
     for (const std::vector<Step>* steps : {&program.steps, &program.sampling, &program.feeding}) {
         for (const Step& step : *steps) {
-            for (const Launch& launch : step.launches) {
-                const auto kernel = static_cast<size_t>(launch.kernel);
-                if (kernel >= program.kernels.size()) continue;  // launches are checked when prepared
-                const Counts largest = largest_counts(program, launch);
-                int64_t bytes = program.kernels[kernel].scratch_bytes;
-                for (const GridDim& dim : launch.grid) {
-                    if (dim.per < 1 || (dim.of != 0 && !is_symbol(dim.of))) continue;
-                    const int64_t blocks = grid_blocks(dim, largest, gpu.multiprocessors);
-                    if (__builtin_mul_overflow(bytes, blocks, &bytes) || bytes > kMost) {
-                        throw std::invalid_argument("kernel \"" + program.kernels[kernel].name +
-                                                    "\" needs more scratch memory than any device has");
-                    }
-                }
-                most = std::max(most, bytes);
+            for (const std::vector<Launch>* launches : {&step.launches, &step.adapted}) {
+                for (const Launch& launch : *launches)
+                    most = std::max(most, scratch_of(program, launch, gpu));
             }
         }
     }
@@ -94,7 +99,7 @@ uint64_t scratch_bytes(const Program& program, const Gpu& gpu) {
 
 LaunchList::LaunchList(const Program& program, std::span<const Step> steps, std::string name,
                        const FixedAddresses& fixed, StepArguments& arguments, const KernelSet& kernels,
-                       const Gpu& gpu)
+                       const Gpu& gpu, Form form)
     : program_(program),
       steps_(steps),
       name_(std::move(name)),
@@ -105,7 +110,10 @@ LaunchList::LaunchList(const Program& program, std::span<const Step> steps, std:
             throw std::invalid_argument(name_ + "[" + std::to_string(i) + "] (" + steps[i].kernel +
                                         ") has no launches; a step of a CUDA program has at least one");
         }
-        for (const Launch& launch : steps[i].launches) add(static_cast<int>(i), launch, fixed, kernels);
+        const bool adapted = form == Form::kAdapted && !steps[i].adapted.empty();
+        for (const Launch& launch : adapted ? steps[i].adapted : steps[i].launches) {
+            add(static_cast<int>(i), launch, fixed, kernels);
+        }
     }
     for (const size_t at : constant_parameters_) {
         parameters_[at] = &constants_[reinterpret_cast<uintptr_t>(parameters_[at])];
@@ -169,6 +177,11 @@ void LaunchList::add_argument(const Arg& arg, Kernel::Param param, const FixedAd
         }
         case Arg::Kind::kWeight:
             add_constant(fixed.weights[index(program_.weights.size(), "weight")]);
+            break;
+        case Arg::Kind::kAdapter:
+            if (fixed.adapters == 0)
+                throw std::invalid_argument(where + " is an adapter's, and there are none");
+            add_constant(fixed.adapters + index(program_.adapters.slot_bytes, "byte of a slot"));
             break;
         case Arg::Kind::kInput:
             parameters_.push_back(&arguments_.inputs[index(kNumInputs, "step input")]);

@@ -26,12 +26,16 @@ struct StepArguments {
 struct FixedAddresses {
     std::vector<Address> values;
     std::vector<Address> weights;
-    Address scratch = 0;  // of scratch_bytes()
+    Address scratch = 0;   // of scratch_bytes()
+    Address adapters = 0;  // the first slot
 };
 
 // Device memory that kernels want beside their arguments: for the largest grid of each launch. Launches run
 // one after the other, so one buffer serves all.
 [[nodiscard]] uint64_t scratch_bytes(const Program& program, const Gpu& gpu);
+
+// Which of a step's launches: its own, or those of a step in which rows have adapters.
+enum class Form : uint8_t { kPlain, kAdapted };
 
 class LaunchList {
 public:
@@ -40,7 +44,7 @@ public:
     // have.
     LaunchList(const Program& program, std::span<const Step> steps, std::string name,
                const FixedAddresses& fixed, StepArguments& arguments, const KernelSet& kernels,
-               const Gpu& gpu);
+               const Gpu& gpu, Form form = Form::kPlain);
     LaunchList(const LaunchList&) = delete;
     LaunchList& operator=(const LaunchList&) = delete;
 

@@ -36,7 +36,7 @@ const char* dtype_text(DType dtype) {
 }
 
 std::string dim_text(Dim dim) {
-    static constexpr char kSymbols[] = "TNSDPRELV";
+    static constexpr char kSymbols[] = "TNSDPRELVAB";
     if (!dim.symbolic()) return std::to_string(dim.value);
     const auto index = static_cast<size_t>(-dim.value - 1);
     return index < kNumSymbols ? std::string(1, kSymbols[index]) : "?";

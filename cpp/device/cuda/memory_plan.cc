@@ -36,9 +36,12 @@ void refuse_memory(const MemoryPlan& plan, const Gpu& gpu, uint64_t free, const 
         what + " does not fit into the memory of device " + std::to_string(gpu.index) + " (" + gpu.name +
         ", " + bytes_text(gpu.total_memory) + ", of which " + bytes_text(free) + " are free): weights take " +
         bytes_text(plan.weights) + ", activations " + bytes_text(plan.arena + plan.scratch) +
-        ", step inputs " + bytes_text(plan.inputs) + ", each KV block " + bytes_text(plan.kv_block) +
+        ", step inputs " + bytes_text(plan.inputs) +
+        (plan.adapters > 0 ? ", LoRA adapters " + bytes_text(plan.adapters) : "") + ", each KV block " +
+        bytes_text(plan.kv_block) +
         "; free memory on the device, choose another one (device_index), or rebuild the engine with smaller "
-        "--max-num-tokens and --max-batch-size");
+        "--max-num-tokens and --max-batch-size" +
+        (plan.adapters > 0 ? ", or start with fewer --max-loras" : ""));
 }
 
 }  // namespace castiron::cuda

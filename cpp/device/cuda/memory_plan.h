@@ -15,8 +15,9 @@ struct MemoryPlan {
     uint64_t scratch = 0;  // of kernels
     uint64_t inputs = 0;
     uint64_t kv_block = 0;  // of one block, over all layers
+    uint64_t adapters = 0;  // of all slots
 
-    [[nodiscard]] uint64_t fixed() const { return weights + arena + scratch + inputs; }
+    [[nodiscard]] uint64_t fixed() const { return weights + arena + scratch + inputs + adapters; }
 };
 
 // "1.5 GiB", "12.0 MiB", "300 B".

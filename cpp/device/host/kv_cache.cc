@@ -8,19 +8,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "device/half.h"
+
 namespace castiron::host {
 namespace {
 
 constexpr int kSlots = 32;
 // A vector of values may be read past the end of the last row.
 constexpr size_t kPadding = 64;
-
-// To nearest, ties to even; not-a-number stays one. Without a branch, for compilers to take many at once.
-uint16_t to_bf16(float value) {
-    const auto bits = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u), kept = bits | 0x400000u;
-    return static_cast<uint16_t>(((bits & 0x7fffffffu) > 0x7f800000u ? kept : rounded) >> 16);
-}
 
 // Nearest whole number within ±127, ties to even; not-a-number becomes 127.
 int8_t to_int8(float value) {

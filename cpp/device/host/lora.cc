@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <set>
-#include <stdexcept>
-#include <string>
 #include <string_view>
 #include <utility>
+
+#include "device/adapter_check.h"
 
 namespace castiron::host {
 namespace {
@@ -16,25 +16,17 @@ int64_t panels_of(int64_t columns) {
     return (columns + kLanes - 1) / kLanes;
 }
 
-[[noreturn]] void refuse(const std::string& module, const std::string& what) {
-    throw std::invalid_argument("module \"" + module + "\": " + what);
-}
-
 // One product: its sizes, and the pairs of an adapter that belong to it.
 class Product {
 public:
     Product(const Program& program, const Step& step, const LoraModules& modules) : step_(step) {
-        const auto width = [&](int value) {
-            return program.values[static_cast<size_t>(value)].shape.back().value;
-        };
         gated_ = is_gated(step);
-        inputs_ = width(step.inputs[0]);
-        outputs_ = width(step.outputs[0]);
+        inputs_ = adapter_inputs(program, step);
+        outputs_ = program.values[static_cast<size_t>(step.outputs[0])].shape.back().value;
         for (const ModuleColumns& columns : step.modules) {
             const auto found = modules.find(columns.module);
             if (found == modules.end()) continue;
             const LoraPair& pair = found->second;
-            check(columns, pair);
             if (first_rank_.emplace(&pair, ranks_).second) ranks_ += pair.rank;
         }
     }
@@ -80,18 +72,6 @@ public:
     }
 
 private:
-    void check(const ModuleColumns& columns, const LoraPair& pair) const {
-        if (pair.inputs != inputs_) {
-            refuse(columns.module, "the adapter has " + std::to_string(pair.inputs) +
-                                       " inputs, the engine's module " + std::to_string(inputs_));
-        }
-        if (columns.row + columns.count > pair.outputs) {
-            refuse(columns.module, "the adapter has " + std::to_string(pair.outputs) +
-                                       " outputs, the engine's module " +
-                                       std::to_string(columns.row + columns.count) + " or more");
-        }
-    }
-
     // f(pair, output of its module, panel, lane) for every column that an adapter adds to.
     template <typename F>
     void for_each_column(const LoraModules& modules, F f) const {
@@ -112,17 +92,6 @@ private:
     std::map<const LoraPair*, int64_t> first_rank_;
 };
 
-void check_pair(const std::string& module, const LoraPair& pair, int max_rank) {
-    if (pair.rank < 1 || pair.rank > max_rank) {
-        refuse(module,
-               "its rank is " + std::to_string(pair.rank) + "; max_lora_rank is " + std::to_string(max_rank));
-    }
-    if (pair.a.size() != static_cast<size_t>(pair.rank * pair.inputs) ||
-        pair.b.size() != static_cast<size_t>(pair.outputs * pair.rank)) {
-        refuse(module, "its matrices do not have the sizes that they claim");
-    }
-}
-
 }  // namespace
 
 bool is_gated(const Step& step) {
@@ -137,14 +106,7 @@ int64_t lora_columns(const Step& step, int max_rank) {
 
 HostAdapter::HostAdapter(const Program& program, const LoraModules& modules, int max_rank, bool huge_pages)
     : program_(&program), steps_(program.steps.size()), panels_(program.steps.size()) {
-    std::set<std::string_view> known;
-    for (const Step& step : program.steps) {
-        for (const ModuleColumns& columns : step.modules) known.insert(columns.module);
-    }
-    for (const auto& [module, pair] : modules) {
-        if (!known.contains(module)) refuse(module, "the engine has no such module that takes an adapter");
-        check_pair(module, pair, max_rank);
-    }
+    check_adapter(program, modules, max_rank);
     std::vector<std::pair<size_t, Product>> products;
     int64_t floats = 0;
     for (size_t i = 0; i < program.steps.size(); ++i) {

@@ -1,7 +1,8 @@
 """Matrix products with weights ``w`` [N, K] (gated: [2N, K], gate rows, then up rows) and their epilogues.
 
-y = alpha · act(x · wᵀ + bias) + residual, or y = act(gate) · up. Products accumulate in float32 in one fixed
-order; x is cast to the weights' type where it is float32. ``rows`` is the number of rows of this step.
+y = alpha · act(x · wᵀ + bias) + residual, or y = act(gate) · up. With ACTIVATION "sums" y is x · wᵀ alone,
+f32 [rows, N], or [rows, 2N]. Products accumulate in float32 in one fixed order; x is cast to the weights'
+type where it is float32. ``rows`` is the number of rows of this step.
 """
 
 from __future__ import annotations
@@ -23,12 +24,7 @@ def load(address, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
-def epilogue(acc, up, m, n, operands, N: tl.constexpr, FORM: tl.constexpr):
-    """Finish and store a tile; ``m`` and ``n`` are its row and column numbers, broadcastable to ``acc``.
-
-    ``operands``: bias, residual, y, rows, residual_stride.
-    ``FORM``: GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL.
-    """
+def _finish(acc, up, m, n, operands, N: tl.constexpr, FORM: tl.constexpr):
     bias, residual, y, rows, residual_stride = operands
     GATED: tl.constexpr = FORM[0]
     if FORM[3]:
@@ -45,6 +41,28 @@ def epilogue(acc, up, m, n, operands, N: tl.constexpr, FORM: tl.constexpr):
     if FORM[4]:
         value += tl.load(residual + row * residual_stride + n, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * N + n, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _store_sums(acc, up, m, n, operands, N: tl.constexpr, GATED: tl.constexpr):
+    at = operands[2] + m.to(tl.int64) * (2 * N if GATED else N) + n
+    inside = (m < operands[3]) & (n < N)
+    tl.store(at, acc, mask=inside)
+    if GATED:
+        tl.store(at + N, up, mask=inside)
+
+
+@triton.jit
+def epilogue(acc, up, m, n, operands, N: tl.constexpr, FORM: tl.constexpr):
+    """Finish and store a tile; ``m`` and ``n`` are its row and column numbers, broadcastable to ``acc``.
+
+    ``operands``: bias, residual, y, rows, residual_stride.
+    ``FORM``: GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL.
+    """
+    if FORM[1] == "sums":
+        _store_sums(acc, up, m, n, operands, N, FORM[0])
+    else:
+        _finish(acc, up, m, n, operands, N, FORM)
 
 
 @triton.jit

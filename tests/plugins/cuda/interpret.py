@@ -34,11 +34,13 @@ def run_call(
     counts: Mapping[str, int] | None = None,
     step: Mapping[str, torch.Tensor] | None = None,
     caches: Mapping[tuple[str, int], torch.Tensor] | None = None,
+    slots: torch.Tensor | None = None,
 ) -> list[str]:
     """Run the launches whose condition holds. Returns the names of their functions.
 
     values: by name; a column view is a strided tensor. weights: as call.weights. counts: of the symbols.
-    step: arrays of the step's input block. caches: ("k_cache" | "v_cache", layer) to memory.
+    step: arrays of the step's input block. caches: ("k_cache" | "v_cache", layer) to memory. slots: memory of
+    adapters, of elements of two bytes.
     """
     counts, step, caches = counts or {}, step or {}, caches or {}
 
@@ -54,6 +56,9 @@ def run_call(
                 return weights[int(param.of)]
             case "input":
                 return step[str(param.of)]
+            case "adapter":
+                assert slots is not None
+                return slots[int(param.of) // 2 :]
             case "k_cache" | "v_cache":
                 return caches[param.kind, int(param.of)]
             case "size":
