@@ -13,6 +13,7 @@ inline constexpr int64_t kCodesAhead = 1024;
 // Weights of one format as the dot product takes them.
 struct Int8Form : Int8Dot {
     static constexpr int kRows = kInt8Rows;
+    static constexpr int kPanels = kInt8Panels;  // of a stream, at most
     static constexpr int64_t kQuadBytes = 64;
     static constexpr bool kStartsAtZero = kInt8Zero == 0;
 };
@@ -21,6 +22,7 @@ struct Int8Form : Int8Dot {
 template <Codes kFormat>
 struct NibbleForm : UnsignedDot {
     static constexpr int kRows = 4;  // more rows share what unpack_panel spreads out
+    static constexpr int kPanels = 4;
     static constexpr int64_t kQuadBytes = 32;
     static constexpr bool kStartsAtZero = false;
     CASTIRON_INLINE Ints load(const std::byte* p) {
@@ -63,8 +65,9 @@ struct IntegerTile {
     int64_t steps_per_scale = 1;
     float* acc = nullptr;
     int64_t acc_stride = 0;  // floats between panels
-    // What is asked for meanwhile: a line of each panel for every two quads; from `next_end` on what lies
-    // `next_jump` bytes further. Nothing is read, so it may point past the end.
+    // What is asked for meanwhile: a line of each panel for every quad, or for every two whose codes fill one
+    // line; from `next_end` on what lies `next_jump` bytes further. Nothing is read, so it may point past the
+    // end.
     const std::byte* next = nullptr;
     const std::byte* next_end = nullptr;
     int64_t next_jump = 0;
@@ -111,16 +114,20 @@ CASTIRON_KERNEL void integer_tile(const IntegerTile& t) {
                     });
                 });
             };
+            const auto ask = [&]() CASTIRON_UNROLLED {
+                unrolled<V>([&](auto v) CASTIRON_UNROLLED { prefetch(next + v.value * t.next_panel_bytes); });
+                next += t.next_step;
+                next += next == next_end ? t.next_jump : 0;
+            };
             int64_t in_chunk = in_step < chunk_quads ? in_step : chunk_quads;
             in_step -= in_chunk;
             for (; in_chunk >= 2; in_chunk -= 2) {
-                unrolled<V>([&](auto v) CASTIRON_UNROLLED { prefetch(next + v.value * t.next_panel_bytes); });
+                ask();
                 quad(0);
+                if constexpr (Form::kQuadBytes == 64) ask();
                 quad(1);
                 codes += 2 * Form::kQuadBytes;
                 x += 8;
-                next += t.next_step;
-                next += next == next_end ? t.next_jump : 0;
             }
             if (in_chunk > 0) {
                 quad(0);
@@ -185,19 +192,25 @@ static void unpack_panel(const std::byte* codes, int64_t quads, std::byte* to) {
     }
 }
 
+// Times that a tile asks for lines.
+template <typename Form>
+CASTIRON_INLINE int64_t asks(int64_t k) {
+    return (k + 7) / 8 * (Form::kQuadBytes == 64 ? 2 : 1);
+}
+
 // R rows of all panels, as many panels at once as registers allow, then one by one: as many streams from
 // memory.
 template <typename Form, int R>
 static void integer_stream(IntegerTile t, int64_t panels) {
-    constexpr int V = dot_panels(R);
+    constexpr int V = dot_panels(R) < Form::kPanels ? dot_panels(R) : Form::kPanels;
     t.next_panel_bytes = t.panel_bytes;
-    t.next_step = 2 * Form::kQuadBytes;
+    t.next_step = 64;
     const auto run = [&](auto v) {
         // Near the end of these panels come the first lines of the next ones.
-        const int64_t pairs = (t.rounding->k + 7) / 8, ahead = kCodesAhead / t.next_step;
-        t.next = t.codes + (ahead < pairs ? ahead : 0) * t.next_step;
-        t.next_end = t.codes + pairs * t.next_step;
-        t.next_jump = v.value * t.panel_bytes - pairs * t.next_step;
+        const int64_t bytes = asks<Form>(t.rounding->k) * t.next_step;
+        t.next = t.codes + (kCodesAhead < bytes ? kCodesAhead : 0);
+        t.next_end = t.codes + bytes;
+        t.next_jump = v.value * t.panel_bytes - bytes;
         integer_tile<Form, R, v.value>(t);
         t.codes += v.value * t.panel_bytes;
         t.scales += v.value * t.scale_panel_bytes;
@@ -214,19 +227,19 @@ static void integer_stream(IntegerTile t, int64_t panels) {
 // group.
 template <typename Form, int V>
 static void integer_groups(IntegerTile t, int64_t rows, const std::byte* next, int64_t stored_panel_bytes) {
-    const int64_t groups = (rows + Form::kRows - 1) / Form::kRows, pairs = (t.rounding->k + 7) / 8;
+    const int64_t groups = (rows + Form::kRows - 1) / Form::kRows, times = asks<Form>(t.rounding->k);
     const std::byte* const x = t.x;
     float* const acc = t.acc;
     t.next = next;
     t.next_end = nullptr;
     t.next_panel_bytes = stored_panel_bytes;
-    t.next_step = (stored_panel_bytes / pairs + groups - 1) / groups;
+    t.next_step = (stored_panel_bytes / times + groups - 1) / groups;
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t begin = rows * g / groups, end = rows * (g + 1) / groups;
         t.x = x + begin * t.x_stride;
         t.acc = acc + begin * 16;
         with_rows<Form::kRows>(end - begin, [&](auto r) { integer_tile<Form, r.value, V>(t); });
-        t.next += pairs * t.next_step;
+        t.next += times * t.next_step;
     }
 }
 

@@ -26,12 +26,13 @@ CASTIRON_INLINE Ints load_start(const std::byte* p) {
     return {start.v, start.v};
 }
 
+// kInt8Panels: of a stream of int8, at most; what sums go through without VNNI takes the registers of two.
 #ifdef __AVXVNNI__
-inline constexpr int kInt8Rows = 6;
+inline constexpr int kInt8Rows = 6, kInt8Panels = 4;
 inline constexpr int32_t kInt8Zero = 128;
 inline constexpr bool kPairedSums = false;
 #else
-inline constexpr int kInt8Rows = 4;
+inline constexpr int kInt8Rows = 4, kInt8Panels = 2;
 inline constexpr int32_t kInt8Zero = 0;
 inline constexpr bool kPairedSums = true;
 #endif

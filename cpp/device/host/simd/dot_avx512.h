@@ -32,7 +32,7 @@ inline constexpr int32_t kInt8Zero = 0;
 inline constexpr bool kPairedSums = true;
 #endif
 // Rows at once: with two panels 16 sums, more than latency times throughput asks for.
-inline constexpr int kInt8Rows = 8, kNibbleRows = 8;
+inline constexpr int kInt8Rows = 8, kNibbleRows = 8, kInt8Panels = 4;
 // Panels at once for `rows` rows.
 inline constexpr int dot_panels(int rows) {
     return rows <= 2 ? 4 : 2;

@@ -20,7 +20,7 @@ CASTIRON_INLINE Ints load_start(const std::byte* p) {
 
 inline constexpr int32_t kInt8Zero = 128;
 inline constexpr bool kPairedSums = false;
-inline constexpr int kInt8Rows = 8, kNibbleRows = 8;
+inline constexpr int kInt8Rows = 8, kNibbleRows = 8, kInt8Panels = 4;
 inline constexpr int dot_panels(int rows) {
     return rows <= 2 ? 4 : 2;
 }
