@@ -11,13 +11,14 @@ import numpy as np
 import onnx
 import pytest
 from castiron.build.lower import Lowered, lower
+from castiron.build.modules import starts_of
 from castiron.build.weight_table import WeightPool
 from castiron.engines.check import check_program
-from castiron.engines.program import Kernel, Limits, Program
+from castiron.engines.program import Kernel, Limits, ModuleColumns, Program
 from castiron.engines.symbols import largest_counts
 from castiron.engines.weights_file import CODES, TensorEntry
 from castiron.graph.passes import PassContext, run_passes
-from castiron.graph.weights import WeightGraph
+from castiron.graph.weights import ModuleWeight, WeightGraph
 from castiron.plugins.launch import TritonKernel
 from castiron.plugins.targets import TARGETS
 
@@ -62,16 +63,19 @@ def with_kernels(one: Lowered) -> Program:
     return one.program.model_copy(update={"kernels": kernels})
 
 
-@pytest.mark.parametrize("target", GPUS)
-def test_the_reader_takes_what_lowering_makes(graph: onnx.ModelProto, target: str) -> None:
-    """Among its checks: types of arguments against types of values and weights."""
-    one = lowered(graph, target)
+def check(one: Lowered) -> None:
+    """As the reader does: among its checks are types of arguments against types of values and weights."""
     program = with_kernels(one)
     tensors = {
         name: TensorEntry(CODES[source.dtype][0], source.stored_shape, 0, source.nbytes)
         for name, source in one.sources.items()
     }
     check_program(program, tensors, [kernel.image for kernel in program.kernels])
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_the_reader_takes_what_lowering_makes(graph: onnx.ModelProto, target: str) -> None:
+    check(lowered(graph, target))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -197,3 +201,57 @@ def test_tokens_of_the_step_before_are_fed_ahead_of_the_steps(graph: onnx.ModelP
     (launch,) = step.launches
     given = [arg.model_dump(exclude_none=True) for arg in launch.args]
     assert given == [{"input": "token_ids"}, {"input": "token_source"}, {"value": "sampled"}, {"size": "T"}]
+
+
+def adapted(graph: onnx.ModelProto, target: str = "sm_90", rank: int = 32) -> Lowered:
+    """With adapters for every matrix that the graph has in itself."""
+    weights = WeightGraph(graph)
+    matrices = [tensor.name for tensor in graph.graph.initializer if len(tensor.dims) == 2]
+    modules = {name: ModuleWeight(name, weights.expr(name).shape[0]) for name in matrices}
+    return lower(graph, target, LIMITS, "bfloat16", modules=modules, lora_rank=rank)
+
+
+def test_adapters_change_no_launch_of_a_step_without_them(graph: onnx.ModelProto) -> None:
+    plain, one = lowered(graph).program, adapted(graph).program
+    for without, step in zip(plain.steps, one.steps, strict=True):
+        assert (without.launches, without.inputs, without.outputs) == (
+            *(step.launches, step.inputs, step.outputs),
+        )
+    assert plain.adapters is None
+    assert not any(step.adapted or step.modules for step in plain.steps)
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_adapters_lie_apart_in_their_slot_and_every_product_has_them(
+    graph: onnx.ModelProto, target: str
+) -> None:
+    one = adapted(graph, target)
+    check(one)
+    slots = one.program.adapters
+    assert slots is not None
+    assert slots.rank == 32
+    widths = {value.name: value.shape[-1] for value in one.program.values}
+    taken = []
+    for step in one.program.steps:
+        assert bool(step.adapted) == (step.kernel in ("linear", "gated_linear"))
+        if step.adapter is None:
+            continue
+        columns = int(widths[step.outputs[0]]) * (2 if step.kernel == "gated_linear" else 1)
+        assert sum(module.count for module in step.modules) == columns
+        ranks = 32 * len({module.module for module in step.modules})
+        assert step.adapter.inputs == widths[step.inputs[0]]
+        taken += [(step.adapter.a, 2 * ranks * step.adapter.inputs), (step.adapter.b, 2 * 32 * columns)]
+    taken.sort()
+    assert all(at % 256 == 0 for at, _ in taken)
+    assert all(at + size <= then for (at, size), (then, _) in itertools.pairwise(taken))
+    assert taken[-1][0] + taken[-1][1] <= slots.slot_bytes
+
+
+def test_modules_that_alternate_or_are_too_many_are_not_told_apart() -> None:
+    def columns(*names: str) -> list[ModuleColumns]:
+        return [ModuleColumns(module=n, column=8 * i, row=0, count=8) for i, n in enumerate(names)]
+
+    assert starts_of(columns("q", "q", "k", "v")) == (0, 16, 24)
+    assert starts_of(columns("q", "k", "q")) == ()
+    assert starts_of(columns("q", "k", "v", "w")) == ()
+    assert starts_of([]) == ()

@@ -49,7 +49,11 @@ def kernels_of(tactic: Tactic, op: Op, target: Target) -> list[TritonKernel]:
 
 def job(kernel: TritonKernel, target: Target) -> TritonJob:
     """What the compiler is asked for; every address and stride is a multiple of 16, as whole values' are."""
-    aligned = [name for name, kind in kernel.types.items() if kind.startswith("*") or "stride" in name]
+    aligned = [
+        name
+        for name, kind in kernel.types.items()
+        if kind.startswith("*") or "stride" in name or name in kernel.aligned
+    ]
     return TritonJob(
         module=kernel.function.__module__,
         file="",
