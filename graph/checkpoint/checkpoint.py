@@ -163,7 +163,7 @@ class Checkpoint:
             config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # transformers raises many kinds on a config it does not like
             raise UnsupportedModelError(
-                f"{self.folder / 'config.json'}: transformers rejects it: {_first_line(error)}"
+                f"{self.folder / 'config.json'}: transformers rejects it: {_first_lines(error)}"
             ) from error
         for name in ("quantization_config", "compression_config"):  # ours to read: see ``quantization``
             if hasattr(config, name):
@@ -388,5 +388,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _first_lines(error: BaseException) -> str:
+    # The first line of transformers' validators names the field alone; what is wrong with it comes after.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:500] or type(error).__name__

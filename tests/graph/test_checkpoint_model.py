@@ -221,6 +221,9 @@ def test_configs_that_are_broken_or_unknown_are_refused(tmp_path: Path) -> None:
     edit_config(folder, model_type="no_such_model")
     with pytest.raises(UnsupportedModelError, match="no_such_model"):
         _ = Checkpoint.open(folder).hf_config
+    edit_config(folder, model_type="llama", num_attention_heads="2")
+    with pytest.raises(UnsupportedModelError, match=r"'num_attention_heads'.* expected int, got str"):
+        _ = Checkpoint.open(folder).hf_config
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: is not valid JSON"):
         Checkpoint.open(folder)
