@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,13 +35,14 @@ class Grammars:
     """Compiles grammars for one tokenizer. Any thread; compiling takes milliseconds to a second.
 
     Args:
-        tokenizer_file: tokenizer.json.
+        tokenizer: gives the text of tokenizer.json, at the first grammar. No path: a file may be gone by
+            then, or be another engine's.
         vocab_size: columns of the logits.
         eos_token_ids: tokens that may end a text once it is complete.
     """
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._file = tokenizer_file
+    def __init__(self, tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._source = tokenizer
         self._words = -(-vocab_size // 32)
         self._vocab_size = vocab_size
         self._eos = list(eos_token_ids)
@@ -112,7 +112,7 @@ class Grammars:
             if self._ready is None:
                 try:
                     self._ready = LLTokenizer(
-                        str(self._file), n_vocab=self._vocab_size, eos_token=self._eos or None
+                        self._source(), n_vocab=self._vocab_size, eos_token=self._eos or None
                     )
                 except ValueError as e:
                     raise EngineError(

@@ -245,12 +245,12 @@ class Session:
     def _make_grammars(self) -> Grammars:
         from .grammar import Grammars
 
-        if self.info.tokenizer_dir is None:
+        tokenizer = self._loaded_tokenizer
+        if tokenizer is None:
             raise ParameterError(
                 "structured output needs a tokenizer, and this engine has none", param="structured_outputs"
             )
-        file = self.info.tokenizer_dir / "tokenizer.json"
-        return Grammars(file, self.info.vocab_size, self.info.eos_token_ids)
+        return Grammars(tokenizer.backend.to_str, self.info.vocab_size, self.info.eos_token_ids)
 
     def _queue(self, submit: Callable[[], int], matcher: Matcher | None) -> int:
         return submit() if matcher is None else self._masks.submit(matcher, submit)

@@ -44,7 +44,7 @@ def tokenizer(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer):
-    return Grammars(tokenizer.folder / "tokenizer.json", tokenizer.backend.get_vocab_size(), [END])
+    return Grammars(tokenizer.backend.to_str, tokenizer.backend.get_vocab_size(), [END])
 
 
 def read(style, text, opened=False):

@@ -11,6 +11,7 @@ import pytest
 from castiron.runtime.loading import parse_bytes
 from castiron.runtime.model_runner import ModelRunner
 from castiron.runtime.sampling_params import SamplingParams
+from castiron.runtime.structured_output import StructuredOutput
 from castiron.runtime.tokenizer import Tokenizer
 from fake_core import FOR_EVER, FakeCore, greedy, make_session
 from server_calls import wait_until
@@ -34,6 +35,15 @@ def scripted(tokenizer_dir, text, **info):
     ids = Tokenizer(tokenizer_dir).encode(text, add_special_tokens=False)
     core = FakeCore(script=ids)
     return ModelRunner(make_session(core, tokenizer_dir=tokenizer_dir, **info)), ids, core
+
+
+def test_the_first_grammar_needs_no_file_of_the_engine_any_more(tokenizer_dir):
+    runner, _, _ = scripted(tokenizer_dir, "ab", eos_token_ids=(0,))
+    with runner:
+        assert runner.tokenizer.encode("ab")
+        (tokenizer_dir / "tokenizer.json").unlink()
+        form = StructuredOutput(regex="(ab)+")
+        assert runner.session._matcher(SamplingParams(structured_output=form)) is not None
 
 
 @pytest.mark.parametrize(

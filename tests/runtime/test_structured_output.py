@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: tuple[Path, Tokenizer]) -> Grammars:
-    return Grammars(tokenizer[0], tokenizer[1].get_vocab_size(), [END])
+    return Grammars(tokenizer[1].to_str, tokenizer[1].get_vocab_size(), [END])
 
 
 def allowed(mask: np.ndarray[Any, Any]) -> list[int]:
