@@ -195,7 +195,7 @@ def _check_disk(output_dir: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise BuildError(
-            f"the engine needs about {needed / 1e6:,.0f} MB and {folder} has {free / 1e6:,.0f} MB free; "
+            f"the engine needs about {needed / 1e6:,.1f} MB and {folder} has {free / 1e6:,.1f} MB free; "
             "free some space or choose another output folder"
         )
 

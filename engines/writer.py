@@ -256,17 +256,19 @@ def check_output_dir(output_dir: Path, overwrite: bool) -> None:
     try:
         content = os.listdir(output_dir)
     except FileNotFoundError:
-        return
+        content = []
     except OSError as error:
         raise BuildError(_explain(error, output_dir)) from error
-    if not content:
-        return
-    if not _is_engine(output_dir):
+    if content and not _is_engine(output_dir):
         raise BuildError(
             f"{output_dir} holds files and is not an engine; it is left alone. Choose another --output-dir."
         )
-    if not overwrite:
+    if content and not overwrite:
         raise BuildError(f"{output_dir} holds an engine already. Give --overwrite to replace it.")
+    parent = next(folder for folder in output_dir.absolute().parents if folder.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):  # the engine is renamed into it
+        reason = PermissionError(errno.EACCES, f"{parent} is read-only, or another user's")
+        raise BuildError(_explain(reason, output_dir))
 
 
 def _is_engine(folder: Path) -> bool:

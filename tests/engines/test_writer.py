@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from castiron.engines import EngineWriter, Verification, open_engine
+from castiron.engines import EngineWriter, Verification, check_output_dir, open_engine
 from tiny import IDENTITY, TOKENS, ArraySource, TinyModel, fill_writer, write_tiny_engine
 
 from castiron.errors import BuildError
@@ -95,6 +95,18 @@ def test_a_target_that_fills_up_meanwhile_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_folder_that_may_not_be_written_to_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Tests may run as root, who may write anywhere.
+    monkeypatch.setattr("castiron.engines.writer.os.access", lambda path, _: Path(path) != tmp_path)
+    engine = tmp_path / "new" / "engine"
+    with pytest.raises(BuildError, match=r"cannot be written .* is read-only"):
+        check_output_dir(engine, overwrite=False)
+    engine.parent.mkdir()
+    check_output_dir(engine, overwrite=False)
+
+
 def test_a_full_disk_is_said_clearly_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
