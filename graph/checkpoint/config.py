@@ -28,6 +28,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config."""
     config = read_json_object(folder / "config.json")
+    if config.get("format") == "castiron-engine":
+        raise CheckpointError(
+            f"{folder}: is an engine that castiron built; expected the checkpoint that it was built from. "
+            f"castiron inspect {folder} names it."
+        )
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(
             f"{folder / 'config.json'}: 'model_type' is {config.get('model_type')!r}, expected the name of a "

@@ -227,6 +227,9 @@ def test_configs_that_are_broken_or_unknown_are_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: is not valid JSON"):
         Checkpoint.open(folder)
+    (folder / "config.json").write_text('{"format": "castiron-engine"}')
+    with pytest.raises(CheckpointError, match="is an engine that castiron built"):
+        Checkpoint.open(folder)
     (folder / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="holds a list"):
         Checkpoint.open(folder)
