@@ -4,6 +4,7 @@ run`` never pays for what ``castiron build`` needs.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -82,6 +83,11 @@ class LazyGroup(click.Group):
             if extra is None:
                 raise
             fail(f"this needs {package}, which is not installed. Run: pip install 'castiron[{extra}]'")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            fail(f"the output could not be written{where}: {error.strerror}; free some space")
         except KeyboardInterrupt:
             click.secho("interrupted", fg="yellow", err=True)
             sys.exit(130)

@@ -6,14 +6,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from .common import human_bytes, human_count, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from castiron.build.report import BuildPlan
+
+
+class _MarkColumn(SpinnerColumn):
+    """A spinner, at the end a tick; a cross where the phase failed."""
+
+    def render(self, task: Task) -> RenderableType:
+        return Text("✗", "red") if task.fields.get("failed") else super().render(task)
 
 
 class RichProgress:
@@ -22,7 +30,7 @@ class RichProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bars = Progress(
-            SpinnerColumn(finished_text="[green]✓[/]"),
+            _MarkColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             TimeElapsedColumn(),
@@ -39,6 +47,8 @@ class RichProgress:
     ) -> None:
         if kind is None:
             self._finish()
+        elif self._task is not None:
+            self._bars.update(self._task, failed=True)
         self._bars.stop()
 
     def plan(self, plan: BuildPlan) -> None:

@@ -188,4 +188,5 @@ def test_a_folder_that_is_no_checkpoint_is_one_red_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["build", str(tmp_path), "-o", str(tmp_path / "e")])
     assert result.exit_code == 1
     assert "error: " in result.stderr
+    assert "✗ read checkpoint" in result.stdout
     assert not (tmp_path / "e").exists()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import subprocess
 import sys
@@ -132,6 +133,19 @@ def test_a_bug_is_not_disguised(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with_command(monkeypatch, command)
     assert isinstance(CliRunner().invoke(main, ["inspect"]).exception, ModuleNotFoundError)
+
+
+def test_output_that_finds_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def command() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with_command(monkeypatch, command)
+    result = CliRunner().invoke(main, ["inspect"])
+    assert result.exit_code == 1
+    assert (
+        result.stderr == "error: the output could not be written: No space left on device; free some space\n"
+    )
 
 
 def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
