@@ -213,7 +213,8 @@ class Engine:
                 kernel_images ({entry of rank0.engine: bytes}); on host
                 huge_pages (bool), isa (str), max_lora_rank (0: no adapters); on CUDA device_index (0),
                 cuda_graphs (True), kv_cache_fraction (0.9 of the memory that is free after all else is
-                reserved); max_loras (different adapters running at a time; 0: none). None or absent: chosen.
+                reserved), max_lora_rank (0: the program's); max_loras (different adapters running at a
+                time, on CUDA slots for them; 0: none). None or absent: chosen.
 
         Raises:
             ValueError: anything that is not right, with what was found and what was expected.

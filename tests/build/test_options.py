@@ -53,6 +53,9 @@ def test_large_batches_raise_the_token_budget() -> None:
         (BuildOptions(targets=("sm_90", "host"), dtype="float16"), "sm_90, host.*float16.*bfloat16"),
         (BuildOptions(targets=("host",), dtype="float16"), "float16, which host does not"),
         (BuildOptions(targets=("sm_80",), dtype="float32"), "float32, which the matrix units of sm_80"),
+        (BuildOptions(targets=("host",), max_lora_rank=8), "max_lora_rank is 8.*host takes adapters of any"),
+        (BuildOptions(targets=("sm_80",), max_lora_rank=513), "max_lora_rank is 513; expected at most 512"),
+        (BuildOptions(targets=("sm_80",), max_lora_rank=0), "max_lora_rank is 0; expected an integer"),
         (BuildOptions(targets=()), "no target given"),
         (BuildOptions(dtype="int8"), "unknown dtype 'int8'"),  # type: ignore[arg-type]
         (BuildOptions(verify="maybe"), "expected auto, always or never"),  # type: ignore[arg-type]
