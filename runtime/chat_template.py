@@ -67,8 +67,10 @@ class ChatTemplate:
                 "a content"
             )
         chat = [self._plain(m) for m in messages]
+        if not chat:
+            raise RequestError("the conversation is empty; expected at least one message")
         if continue_final_message:
-            if not chat or not isinstance(chat[-1].get("content"), str):
+            if not isinstance(chat[-1].get("content"), str):
                 raise RequestError(
                     "continue_final_message needs a last message with text content to continue"
                 )

@@ -8,6 +8,7 @@ import time
 
 import make_tokenizer
 import pytest
+from castiron.runtime.chat_template import ChatTemplate
 from castiron.runtime.tokenizer import Tokenizer
 
 from castiron.errors import EngineError, RequestError
@@ -121,6 +122,11 @@ def test_a_template_that_attacks_or_fails_is_a_request_error(tmp_path, template)
     tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path, chat_template=template))
     with pytest.raises(RequestError):
         tokenizer.render_chat(CHAT)
+
+
+def test_a_conversation_without_messages_is_refused():
+    with pytest.raises(RequestError, match="the conversation is empty"):
+        ChatTemplate("{{ messages | length }}", {}).render([])
 
 
 def test_a_missing_template_says_what_to_do(tmp_path):
