@@ -19,7 +19,7 @@ import numpy.typing as npt
 from castiron.errors import CheckpointError, UnsupportedModelError
 
 from ..files import FileReader
-from .config import eos_token_ids, read_config, read_generation_config
+from .config import eos_token_ids, other_model_code, read_config, read_generation_config
 from .locate import locate
 from .names import ModelNames, ignorable_reason, model_names, renamed, spellings
 from .quantized import QuantizedTensor, Read, read_quantized
@@ -177,12 +177,14 @@ class Checkpoint:
 
         mapping: Mapping[type[Any], Any] = AutoModelForCausalLM._model_mapping
         try:
-            return cast("type[Any]", mapping[type(self.hf_config)])
+            found = cast("type[Any]", mapping[type(self.hf_config)])
         except KeyError:
             raise UnsupportedModelError(
                 f"{self.folder}: model_type {self.config['model_type']!r} has no text-generation class in "
                 "transformers; castiron builds decoder language models."
             ) from None
+        self.notes += other_model_code(self.config, found.__name__)
+        return found
 
     @cached_property
     def names(self) -> ModelNames:

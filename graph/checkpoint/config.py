@@ -47,6 +47,20 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
+def other_model_code(config: Mapping[str, Any], used: str) -> list[str]:
+    """Sentences about model code that the config names and that is not transformers' class ``used``.
+
+    Most checkpoints with code of their own are of models that transformers has learnt since; a model that
+    was changed is caught where its tensors or fields differ, and nothing else would tell.
+    """
+    custom, named = config.get("auto_map"), config.get("architectures")
+    if isinstance(custom, dict) and isinstance(code := custom.get("AutoModelForCausalLM"), str):
+        return [f"config.json names model code of its own ({code}), which is not run: built as {used}"]
+    if isinstance(named, list) and named and used not in named:
+        return [f"config.json names the architecture {named[0]!r}: built as {used}, by its model_type"]
+    return []
+
+
 def eos_token_ids(
     config: Mapping[str, Any], generation_config: Mapping[str, Any]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -14,6 +14,7 @@ from .streaming import IS_CLOSED, WRITE_NOW
 
 #: Bytes of the request line and the headers, and of what else is no body (chunk sizes, trailers).
 _MAX_HEAD_BYTES = 64 << 10
+_LARGE_HEAD = f"the request's headers are larger than this server's limit of {_MAX_HEAD_BYTES} bytes"
 #: A body in chunks of one byte each has six bytes around each of them.
 _OVERHEAD_PER_BODY_BYTE = 8
 
@@ -32,6 +33,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._body_bytes = 0
+        self._field_bytes = 0  # of the headers of the request that is being read
         #: Requests that are not answered: uvicorn knows the one that came last.
         self._unanswered: list[RequestResponseCycle] = []
 
@@ -54,15 +56,24 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > _MAX_HEAD_BYTES + _OVERHEAD_PER_BODY_BYTE * self._body_bytes:
-            self._refuse(
-                431, f"the request's headers are larger than this server's limit of {_MAX_HEAD_BYTES} bytes"
-            )
+            self._refuse(431, _LARGE_HEAD)
 
     def on_message_begin(self) -> None:
         """A request begins, perhaps while an earlier one is being answered."""
         super().on_message_begin()
+        self._field_bytes = 0
         if self._deadline is None:
             self._start_clock()
+
+    def on_url(self, url: bytes) -> None:
+        """Count it: a request that comes in one piece is complete before its bytes are looked at."""
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count it, as the path."""
+        self._count_field(len(name) + len(value))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The request's handler starts: give it the short way to the socket."""
@@ -94,7 +105,12 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
             self.cycle.keep_alive = False  # it came behind a whole request, whose answer ends the connection
         else:
-            self._refuse(400, msg)
+            self._refuse(*((431, _LARGE_HEAD) if self._field_bytes > _MAX_HEAD_BYTES else (400, msg)))
+
+    def _count_field(self, size: int) -> None:
+        self._field_bytes += size
+        if self._field_bytes > _MAX_HEAD_BYTES:
+            raise ValueError(_LARGE_HEAD)  # ends the parsing, and comes back as send_400_response
 
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: Java's clients ask for HTTP/2 in each request, and are answered without."""

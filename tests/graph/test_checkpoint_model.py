@@ -216,6 +216,23 @@ def test_an_end_of_sequence_id_outside_the_vocabulary_is_left_out_and_told(tmp_p
         eos_token_ids({"eos_token_id": "2"}, {})
 
 
+def test_other_model_code_than_what_is_built_is_told(tmp_path: Path) -> None:
+    folder = saved(llama(False), tmp_path)
+    with Checkpoint.open(folder) as plain:
+        assert plain.model_class.__name__ == "LlamaForCausalLM"
+        assert plain.notes == []
+    edit_config(folder, architectures=["FooForCausalLM"])
+    with Checkpoint.open(folder) as renamed:
+        assert renamed.model_class is plain.model_class
+        (note,) = renamed.notes
+        assert "the architecture 'FooForCausalLM': built as LlamaForCausalLM, by its model_type" in note
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_foo.FooForCausalLM"})
+    with Checkpoint.open(folder) as custom:
+        assert custom.model_class is plain.model_class
+        (note,) = custom.notes
+        assert "(modeling_foo.FooForCausalLM), which is not run: built as LlamaForCausalLM" in note
+
+
 def test_configs_that_are_broken_or_unknown_are_refused(tmp_path: Path) -> None:
     folder = saved(llama(False), tmp_path)
     edit_config(folder, model_type="no_such_model")

@@ -178,6 +178,17 @@ def test_headers_without_end_are_431(server, head):
     assert httpx.get(server[0] + "/health").status_code == 200
 
 
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b"\r\na: b\r\n\r\n"])
+def test_large_headers_are_431_also_in_one_piece_with_the_request(server, end):
+    with connect(server[0]) as client:
+        with contextlib.suppress(OSError):
+            head = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\na: "
+            client.sendall(head + b"b" * 70_000 + end)
+        answer = received(client)
+    assert b" 200 " not in answer
+    assert answer == b"" or b" 431 " in answer
+
+
 def test_a_body_in_chunks_of_one_byte_is_taken(server):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
