@@ -25,7 +25,7 @@ TESTS = (
     "test_attention.py",
     "test_generic.py",
     "test_linear.py",
-    "test_lora.py",
+    "test_lora_kernels.py",
     "test_norm_and_rows.py",
     "test_rope_and_kv.py",
     "test_sampling.py",
