@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..engines.cuda_layout import aligned
 from ..engines.program import AdapterPlace, AdapterSlots, ModuleColumns
 from ..plugins import Call
 from ..plugins.launch import KernelLaunch
@@ -12,7 +13,6 @@ from ..plugins.tactic import LoraPlace
 from .modules import starts_of
 from .steps import StepList
 
-_ALIGNMENT = 256
 _BYTES = 2
 
 
@@ -38,15 +38,14 @@ def adapt(
         starts = starts_of(mine)
         if not starts or call.adaptable is None:
             continue
-        a, b = end, _aligned(end + _BYTES * rank * len(starts) * call.adaptable.inputs)
-        end = _aligned(b + _BYTES * rank * call.adaptable.columns)
+        a, b = end, aligned(end + _BYTES * rank * len(starts) * call.adaptable.inputs)
+        end = aligned(b + _BYTES * rank * call.adaptable.columns)
         places[number] = LoraPlace(rank, starts, a, b, 0)
     if not places:
         return None, {}
     slots = AdapterSlots.model_validate({"rank": rank, "dtype": half, "slot_bytes": end})
     return slots, {
-        number: _adapted(steps, number, LoraPlace(rank, one.starts, one.a, one.b, end))
-        for number, one in places.items()
+        number: _adapted(steps, number, replace(one, slot_bytes=end)) for number, one in places.items()
     }
 
 
@@ -56,7 +55,3 @@ def _adapted(steps: StepList, number: int, place: LoraPlace) -> AdaptedStep:
     launches, operands = steps.adapt(number, call.adaptable.adapted(place))
     at = AdapterPlace(inputs=call.adaptable.inputs, a=place.a, b=place.b, operands=list(operands))
     return AdaptedStep(at, launches)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -9,14 +9,13 @@ from typing import NoReturn
 from castiron.errors import EngineError
 
 from .check_launches import LaunchChecker, check_kernels
+from .cuda_layout import PART_ALIGNMENT
 from .kernels import KERNELS, NATIVE, PRODUCTS, attr_fits
 from .program import ITEM_BYTES, PROGRAM_FORMAT, Program, Step, Value, Weight
 from .symbols import largest_counts
 from .weights_file import ALIGNMENT, CODES, MATRIX_DTYPES, TensorEntry, layout_bytes
 
 _FED = {"token_ids": ("i32", ["T"]), "positions": ("i32", ["T"]), "logit_rows": ("i32", ["N"])}
-#: Of adapters in a slot, in bytes.
-_PLACE_ALIGNMENT = 256
 #: What sampling leaves for the runtime (docs/cuda-program.md, "Sampling"): dtype and columns.
 _SAMPLED = {"sampled": ("i32", 2), "sample_top_ids": ("i32", 20), "sample_top_logprobs": ("f32", 21)}
 
@@ -186,7 +185,7 @@ class _Checker:
         columns = int(width) * (2 if "gated" in step.kernel else 1)
         ranks = slots.rank * len({one.module for one in step.modules})
         ends = (place.a + 2 * ranks * place.inputs, place.b + 2 * slots.rank * columns)
-        if any(at % _PLACE_ALIGNMENT for at in (place.a, place.b)) or max(ends) > slots.slot_bytes:
+        if any(at % PART_ALIGNMENT for at in (place.a, place.b)) or max(ends) > slots.slot_bytes:
             self.fail("{} has adapters outside of a slot of {} bytes", where, slots.slot_bytes)
         for name in place.operands:
             value = self.values.get(name)

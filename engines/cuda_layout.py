@@ -10,7 +10,8 @@ from .symbols import LORA_TILE, largest_counts
 
 #: Of each array of the step's input block.
 INPUT_ALIGNMENT = 16
-_ALIGNMENT = 256
+#: Of each part of a block of the cache, and of a slot for adapters.
+PART_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ def kv_layout(layers: Sequence[KvLayer]) -> KvLayout:
     for layer in layers:
         row, apart = BLOCK_TOKENS * layer.kv_heads * ITEM_BYTES[layer.dtype], layer.window > 0
         keys.append(ends[apart])
-        ends[apart] += _aligned(row * layer.head_dim)
+        ends[apart] += aligned(row * layer.head_dim)
         values.append(ends[apart])
-        ends[apart] += _aligned(row * layer.v_head_dim)
+        ends[apart] += aligned(row * layer.v_head_dim)
     return KvLayout(ends[False], tuple(keys), tuple(values), tuple(layers), ends[True])
 
 
@@ -61,5 +62,6 @@ def step_input_bytes(program: Program) -> int:
     return sum(-(-4 * count // INPUT_ALIGNMENT) * INPUT_ALIGNMENT for count in counts)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+def aligned(size: int) -> int:
+    """``size`` rounded up to where the next part begins."""
+    return -(-size // PART_ALIGNMENT) * PART_ALIGNMENT

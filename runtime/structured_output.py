@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .param_values import refuse, shown
 from .request_errors import ParameterError
 
 #: ``grammar`` is Lark or GBNF, ``lark`` Lark without a doubt.
@@ -60,15 +61,13 @@ class StructuredOutput:
             if value is None:
                 continue
             if not isinstance(value, str) or not value:
-                raise ParameterError(f"{name} is {_shown(value)}; expected a text", param=name)
+                refuse(name, value, "a text")
             if len(value) > MAX_GRAMMAR_CHARS:
                 raise ParameterError(
                     f"{name} has {len(value)} characters; expected at most {MAX_GRAMMAR_CHARS}", param=name
                 )
         if self.json_object is not None and not isinstance(self.json_object, bool):
-            raise ParameterError(
-                f"json_object is {_shown(self.json_object)}; expected true", param="json_object"
-            )
+            refuse("json_object", self.json_object, "true")
 
     @property
     def source(self) -> tuple[Kind, str]:
@@ -92,17 +91,12 @@ _FIELDS = ("json", "json_object", "regex", "choice", "grammar", "lark")
 
 def _choices(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        raise ParameterError(f"choice is {_shown(value)}; expected a list of strings", param="choice")
+        refuse("choice", value, "a list of strings")
     if not 1 <= len(value) <= MAX_CHOICES:
         raise ParameterError(f"choice has {len(value)} entries; expected 1 to {MAX_CHOICES}", param="choice")
     for text in value:
         if not isinstance(text, str) or not text:
-            raise ParameterError(f"choice holds {_shown(text)}; expected strings", param="choice")
+            raise ParameterError(f"choice holds {shown(text)}; expected strings", param="choice")
     if sum(map(len, value)) > MAX_GRAMMAR_CHARS:
         raise ParameterError(f"choice has more than {MAX_GRAMMAR_CHARS} characters", param="choice")
     return tuple(value)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
