@@ -13,7 +13,7 @@
 #include "device/cuda/handles.h"
 #include "device/cuda/input_block.h"
 #include "device/cuda/kernel_set.h"
-#include "device/cuda/kv_layout.h"
+#include "device/cuda/kv_pools.h"
 #include "device/cuda/launch_list.h"
 #include "device/cuda/layout.h"
 #include "device/cuda/lora_rows.h"
@@ -62,6 +62,12 @@ void check_options(const CudaOptions& options) {
     }
 }
 
+// A program's steps in one form, launched or replayed.
+struct StepForm {
+    std::unique_ptr<LaunchList> launches;
+    StepGraphs graphs;
+};
+
 class CudaDeviceImpl final : public CudaDevice {
 public:
     CudaDeviceImpl(std::shared_ptr<const Program> program, const CudaOptions& options, const Driver& driver)
@@ -71,10 +77,10 @@ public:
           gpu_(describe(driver, options.device_index)),
           max_loras_(lora_slots(*program_, options)),
           packer_(*program_, vocab_limit(*program_, options), max_loras_),
-          kv_layout_(kv_layout(program_->kv_layers)),
           window_(layer_window(*program_)),
           context_(driver, options.device_index),
-          thread_(std::this_thread::get_id()) {
+          thread_(std::this_thread::get_id()),
+          kv_(program_->kv_layers) {
         check_options(options);
         const std::vector<uint64_t> values = value_offsets(*program_);
         const WeightPlaces weights = weight_places(*program_);
@@ -82,7 +88,7 @@ public:
                  program_->arena_bytes,
                  scratch_bytes(*program_, gpu_),
                  packer_.max_bytes(),
-                 kv_layout_.stride(KvGroup::kAll) + kv_layout_.stride(KvGroup::kWindow),
+                 kv_.block_bytes(),
                  program_->adapters.slot_bytes * static_cast<uint64_t>(max_loras_)};
         check_fits(plan_, gpu_, free_memory(driver_));
         try {
@@ -103,10 +109,10 @@ public:
         queue_.drop(driver_, stream_.get());
     }
 
-    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_layout_.stride(KvGroup::kAll); }
+    [[nodiscard]] uint64_t kv_block_bytes() const override { return kv_.stride(KvGroup::kAll); }
     [[nodiscard]] int kv_window() const override { return sliding_window(*program_); }
     [[nodiscard]] KvWindowGroup kv_window_group() const override {
-        return {window_, kv_layout_.stride(KvGroup::kWindow)};
+        return {window_, kv_.stride(KvGroup::kWindow)};
     }
 
     [[nodiscard]] KvBudget kv_budget() const override {
@@ -118,12 +124,10 @@ public:
     void reserve_kv(int num_blocks, int window_blocks) override {
         if (num_blocks < 1) throw std::invalid_argument("a KV pool needs at least one block");
         enter();
-        pools_ = {num_blocks, window_blocks};
-        for (const KvGroup group : {KvGroup::kAll, KvGroup::kWindow}) reserve_pool(group);
+        kv_.reserve(driver_, {num_blocks, window_blocks}, plan_, gpu_);
         for (size_t i = 0; i < program_->kv_layers.size(); ++i) {
-            const Address pool = pool_of(group_of(program_->kv_layers[i])).get();
-            arguments_.k_cache[i] = pool + kv_layout_.k_offsets[i];
-            arguments_.v_cache[i] = pool + kv_layout_.v_offsets[i];
+            arguments_.k_cache[i] = kv_.k_cache(i);
+            arguments_.v_cache[i] = kv_.v_cache(i);
         }
         if (options_.graphs) capture();
     }
@@ -132,12 +136,7 @@ public:
         or_none_under_way([&] {
             if (from == to) return;
             enter();
-            for_parts(group, [&](KvGroup part, uint64_t bytes, uint64_t) {
-                // In the order of the stream: steps before and after see what they should.
-                check(driver_,
-                      driver_.copy_on_device(block_at(part, to), block_at(part, from), bytes, stream_.get()),
-                      "copying a KV block");
-            });
+            kv_.copy(driver_, group, from, to, stream_.get());
         });
     }
 
@@ -150,20 +149,14 @@ public:
     void save_kv_block(KvGroup group, int block, std::byte* to) override {
         or_none_under_way([&] {
             enter();
-            for_parts(group, [&](KvGroup part, uint64_t bytes, uint64_t at) {
-                check(driver_, driver_.copy_to_host(to + at, block_at(part, block), bytes, stream_.get()),
-                      "saving a KV block");
-            });
+            kv_.save(driver_, group, block, to, stream_.get());
         });
     }
 
     void load_kv_block(KvGroup group, const std::byte* from, int block) override {
         or_none_under_way([&] {
             enter();
-            for_parts(group, [&](KvGroup part, uint64_t bytes, uint64_t at) {
-                check(driver_, driver_.copy_to_device(block_at(part, block), from + at, bytes, stream_.get()),
-                      "loading a KV block");
-            });
+            kv_.load(driver_, group, from, block, stream_.get());
         });
     }
 
@@ -208,50 +201,17 @@ public:
         facts.weights_bytes = plan_.weights;
         facts.input_bytes = plan_.inputs;
         facts.result_bytes = results_.bytes();
-        facts.graphs = graphs_.count() + adapted_graphs_.count();
-        facts.largest_graph = graphs_.largest();
+        facts.largest_graph = in_form(Form::kPlain).graphs.largest();
         facts.graph_bytes = graph_bytes_;
-        facts.graph_seconds = graphs_.seconds() + adapted_graphs_.seconds();
+        for (const StepForm& form : forms_) {
+            facts.graphs += form.graphs.count();
+            facts.graph_seconds += form.graphs.seconds();
+        }
         facts.lora_bytes = plan_.adapters;
         return facts;
     }
 
 private:
-    // Blocks that the group's pool has. Where nothing is kept apart both have the same numbers.
-    [[nodiscard]] int blocks_of(KvGroup group) const {
-        return group == KvGroup::kAll || pools_.window_blocks == 0 ? pools_.blocks : pools_.window_blocks;
-    }
-    [[nodiscard]] DeviceBuffer& pool_of(KvGroup group) { return kv_pools_[static_cast<size_t>(group)]; }
-    [[nodiscard]] Address block_at(KvGroup group, int block) {
-        if (block < 0 || block >= blocks_of(group)) throw std::invalid_argument("KV block out of range");
-        return pool_of(group).get() + static_cast<uint64_t>(block) * kv_layout_.stride(group);
-    }
-
-    void reserve_pool(KvGroup group) {
-        const uint64_t bytes = kv_layout_.stride(group) * static_cast<uint64_t>(blocks_of(group));
-        try {
-            pool_of(group) = make_device_buffer(driver_, bytes);
-        } catch (const CudaError& error) {
-            if (error.result() != Result::kOutOfMemory) throw;
-            refuse_memory(
-                plan_, gpu_, free_memory(driver_),
-                "a KV pool of " + std::to_string(blocks_of(group)) + " blocks (" + bytes_text(bytes) + ")");
-        }
-    }
-
-    // call(group, bytes, where they begin in a block outside of the pools) for what a block of a group
-    // consists of: its part in either pool where nothing is kept apart.
-    template <typename Call>
-    void for_parts(KvGroup group, Call call) {
-        uint64_t at = 0;
-        for (const KvGroup part : {KvGroup::kAll, KvGroup::kWindow}) {
-            const uint64_t bytes = kv_layout_.stride(part);
-            if (bytes == 0 || (part != group && pools_.window_blocks > 0)) continue;
-            call(part, bytes, at);
-            at += bytes;
-        }
-    }
-
     // The engine's thread is not the one that made the device.
     void enter() {
         if (thread_ == std::this_thread::get_id()) return;
@@ -288,11 +248,9 @@ private:
         static_cast<void>(find_value(*program_, "logit_rows", DType::kI32, {Dim{Dim::kRows}}, false));
         arguments_.k_cache.resize(program_->kv_layers.size());
         arguments_.v_cache.resize(program_->kv_layers.size());
-        steps_ = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed, arguments_,
-                                              kernels_, gpu_);
-        if (max_loras_ > 0) {
-            adapted_ = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed, arguments_,
-                                                    kernels_, gpu_, Form::kAdapted);
+        for (const Form form : forms()) {
+            in_form(form).launches = std::make_unique<LaunchList>(*program_, program_->steps, "steps", fixed,
+                                                                  arguments_, kernels_, gpu_, form);
         }
         sampling_ = std::make_unique<LaunchList>(*program_, program_->sampling, "sampling", fixed, arguments_,
                                                  kernels_, gpu_);
@@ -309,17 +267,16 @@ private:
         std::vector<GraphKind> kinds{GraphKind::kLogits};
         if (samples()) kinds = {GraphKind::kModel, GraphKind::kGreedy, GraphKind::kRandom};
         double left = options_.max_capture_seconds;
-        const auto capture_form = [&](StepGraphs& graphs, Form form) {
-            graphs.capture(driver_, stream_.get(), kinds, queue_.slots(), most, left,
-                           [this, form](size_t slot, GraphKind kind, int bucket) {
-                               slot_ = slot;
-                               enqueue_decode(kind, bucket, form);
-                           });
-            left -= graphs.seconds();
-        };
         try {
-            capture_form(graphs_, Form::kPlain);
-            if (max_loras_ > 0) capture_form(adapted_graphs_, Form::kAdapted);
+            for (const Form form : forms()) {
+                StepGraphs& graphs = in_form(form).graphs;
+                graphs.capture(driver_, stream_.get(), kinds, queue_.slots(), most, left,
+                               [this, form](size_t slot, GraphKind kind, int bucket) {
+                                   slot_ = slot;
+                                   enqueue_decode(kind, bucket, form);
+                               });
+                left -= graphs.seconds();
+            }
         } catch (const CudaError& error) {
             if (error.result() != Result::kOutOfMemory) throw;
             throw std::runtime_error("CUDA graphs do not fit beside the KV pool: " + bytes_text(before) +
@@ -332,12 +289,12 @@ private:
 
     // What a graph holds.
     void enqueue_decode(GraphKind kind, int bucket, Form form) {
-        const bool adapted = form == Form::kAdapted;
-        const Counts counts = packer_.decode_counts(bucket, kind == GraphKind::kRandom, adapted);
+        const Counts counts =
+            packer_.decode_counts(bucket, kind == GraphKind::kRandom, form == Form::kAdapted);
         const InputLayout layout = set_arguments(counts);
         upload(0, layout.bytes);
         feeding_->enqueue(driver_, stream_.get());
-        (adapted ? adapted_ : steps_)->enqueue(driver_, stream_.get());
+        in_form(form).launches->enqueue(driver_, stream_.get());
         if (kind == GraphKind::kModel) return;
         conclude(counts[Dim::kRows], kind != GraphKind::kLogits);
     }
@@ -381,7 +338,7 @@ private:
     // Enqueues a step.
     void begin(const Batch& batch, const SamplingBatch* sampling) {
         or_none_under_way([&] {
-            check_batch(batch, program_->limits, !program_->kv_layers.empty(), pools_);
+            check_batch(batch, program_->limits, !program_->kv_layers.empty(), kv_.blocks());
             check_token_sources(batch, queues() ? sampled_rows_ : 0);
             if (sampling != nullptr) check_sampling(batch, *sampling, program_->vocab_size);
             enter();
@@ -413,7 +370,7 @@ private:
 
     void enqueue(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
         const bool decode_only = counts[Dim::kTokens] == counts[Dim::kDecodes];
-        if (decode_only) bucket_ = graphs_of_step().bucket(counts[Dim::kTokens]);
+        if (decode_only) bucket_ = form_of_step().graphs.bucket(counts[Dim::kTokens]);
         if (bucket_ > 0) {
             replay(batch, sampling, counts);
         } else {
@@ -421,8 +378,15 @@ private:
         }
     }
 
-    [[nodiscard]] const StepGraphs& graphs_of_step() const {
-        return lora_.empty() ? graphs_ : adapted_graphs_;
+    // The forms that steps can have.
+    [[nodiscard]] std::vector<Form> forms() const {
+        if (max_loras_ == 0) return {Form::kPlain};
+        return {Form::kPlain, Form::kAdapted};
+    }
+    [[nodiscard]] StepForm& in_form(Form form) { return forms_[static_cast<size_t>(form)]; }
+    [[nodiscard]] const StepForm& in_form(Form form) const { return forms_[static_cast<size_t>(form)]; }
+    [[nodiscard]] const StepForm& form_of_step() const {
+        return in_form(lora_.empty() ? Form::kPlain : Form::kAdapted);
     }
 
     void run(const Batch& batch, const SamplingBatch* sampling, const Counts& counts) {
@@ -430,7 +394,7 @@ private:
         const InputLayout layout = set_arguments(counts);
         upload(0, layout.bytes);
         if (takes_tokens(batch)) feeding_->enqueue(driver_, stream_.get());
-        (lora_.empty() ? steps_ : adapted_)->enqueue(driver_, stream_.get());
+        form_of_step().launches->enqueue(driver_, stream_.get());
         conclude(counts[Dim::kRows], sampling != nullptr);
     }
 
@@ -452,7 +416,7 @@ private:
         }
         packer_.pack(batch, sampling, lora_, padded, host_block());
         arguments_.counts = padded;
-        check(driver_, driver_.graph_launch(graphs_of_step().get(slot_, kind, bucket_), stream_.get()),
+        check(driver_, driver_.graph_launch(form_of_step().graphs.get(slot_, kind, bucket_), stream_.get()),
               "replaying a graph");
         if (kind != GraphKind::kModel) return;
         const InputLayout layout = set_arguments(padded);
@@ -467,7 +431,6 @@ private:
     Gpu gpu_;
     int max_loras_;
     InputPacker packer_;
-    KvLayout kv_layout_;
     int window_;  // of layers that can be kept apart; 0: there are none
     MemoryPlan plan_;
     PrimaryContext context_;  // before all that lives in it
@@ -481,19 +444,15 @@ private:
     AdapterMemory adapters_;
     LoraRows lora_;  // of the step begun last
     mutable std::atomic<uint64_t> adapters_made_ = 0;
-    std::array<DeviceBuffer, 2> kv_pools_;  // by KvGroup
+    KvPools kv_;
     PinnedBuffer host_blocks_;
     std::array<PinnedBuffer, kStepSlots> host_inputs_;
     StepQueue queue_;
     StepResults results_;
-    PoolBlocks pools_;
     StepArguments arguments_;
-    std::unique_ptr<LaunchList> steps_;
-    std::unique_ptr<LaunchList> adapted_;  // the same steps with adapters
+    std::array<StepForm, 2> forms_;  // by Form
     std::unique_ptr<LaunchList> sampling_;
     std::unique_ptr<LaunchList> feeding_;
-    StepGraphs graphs_;
-    StepGraphs adapted_graphs_;
     uint64_t graph_bytes_ = 0;
     size_t sampled_rows_ = 0;  // rows of logits of the step begun last, if tokens are chosen
     size_t slot_ = 0;          // of the step begun last
