@@ -16,13 +16,12 @@ from castiron.calibration import QuantizationOptions
 from castiron.engines import open_engine
 from castiron.runtime import ModelRunner, SamplingParams
 from castiron.runtime.outputs import Update
-from transformers import AutoModelForCausalLM
 
 from castiron.errors import RequestError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 from peft_adapters import merge, module_sizes, write_adapter
-from zoo import make_checkpoint
+from zoo import logits_of, make_checkpoint, round_to_int8, source_model
 
 pytestmark = pytest.mark.skipif(not builder._has_core(), reason="the C++ runtime is not built here")
 OPTIONS = BuildOptions(
@@ -33,20 +32,9 @@ TOLERANCE = 1e-4
 LENGTHS = (1, 9, 33, 45)
 
 
-def source_model(folder: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
 def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(7)
     return [torch.randint(3, 200, (length,), generator=generator).tolist() for length in LENGTHS]
-
-
-def logits_of(model: torch.nn.Module, tokens: list[int]) -> np.ndarray:
-    with torch.no_grad():
-        return model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
 
 
 #: A tied output projection; q, k and v with biases; GPT-2's Conv1D; one matrix for gate and up; heads of q, k
@@ -73,16 +61,6 @@ def test_an_adapter_of_every_module_equals_merged_weights(name: str, tmp_path: P
         assert np.abs(logits_of(source, prompts()[2]) - plain).max() > 100 * TOLERANCE  # it does something
 
 
-def rounded_to_int8(folder: Path) -> None:
-    """Give every matrix numbers that are int8 codes times one scale a row: quantizing it loses nothing."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            w = module.weight.data
-            module.weight.data = torch.round(w / w.abs().amax(1, keepdim=True) * 127) / 512
-    model.save_pretrained(folder)
-
-
 def quantized(folder: Path, recipe: str) -> Path:
     """An engine of the folder's model whose activations are not rounded."""
     wanted = QuantizationOptions(recipe=recipe, calib_size=2, calib_seq_len=32, eval_tokens=0)
@@ -94,7 +72,7 @@ def quantized(folder: Path, recipe: str) -> Path:
 
 def test_a_quantized_engine_adds_to_its_own_weights(tmp_path: Path) -> None:
     make_checkpoint("llama", tmp_path / "model")
-    rounded_to_int8(tmp_path / "model")
+    round_to_int8(tmp_path / "model")
     engine = quantized(tmp_path, "int8-wo")
     source = source_model(tmp_path / "model")
     pairs = write_adapter(tmp_path / "adapter", module_sizes(source), rank=7, dtype=torch.bfloat16)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from castiron.build import BuildOptions, build
 from castiron.runtime import ModelRunner
-from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
-from zoo import CONFIGS, make_checkpoint
+from zoo import CONFIGS, make_checkpoint, source_model
 
 #: Chunks of 16 tokens and KV blocks of 32: prompts of 1 to 45 tokens lie on both sides of either border,
 #: and of the zoo's sliding windows of 8.
@@ -30,9 +29,7 @@ TOLERANCE = 1e-4
 def test_an_engine_has_the_logits_and_the_greedy_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     make_checkpoint(name, tmp_path / "model")
     build(tmp_path / "model", tmp_path / "engine", OPTIONS)
-    source = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model", dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    source = source_model(tmp_path / "model")
     generator = torch.Generator().manual_seed(7)
     prompts = [torch.randint(3, 200, (1, length), generator=generator) for length in LENGTHS]
     with ModelRunner.from_dir(tmp_path / "engine") as runner:

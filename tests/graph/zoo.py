@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -191,3 +192,27 @@ def make_checkpoint(
     model = make_model(make_config(name, **overrides), dtype=dtype, seed=seed)
     model.save_pretrained(folder)
     return model
+
+
+def source_model(folder: Path) -> PreTrainedModel:
+    """A checkpoint as transformers computes it, eagerly in float32."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def logits_of(model: torch.nn.Module, tokens: list[int]) -> np.ndarray[Any, Any]:
+    """Logits [len(tokens), vocab_size] of one sequence."""
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([tokens]), use_cache=False).logits[0].numpy())
+
+
+def round_to_int8(folder: Path) -> None:
+    """Gives every matrix numbers that are int8 codes times one scale a row: quantizing it loses nothing."""
+    model = source_model(folder)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            w = module.weight.data
+            module.weight.data = torch.round(w / w.abs().amax(1, keepdim=True) * 127) / 512
+    model.save_pretrained(folder)

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from castiron.build import BuildOptions, build
 from castiron.runtime import ModelRunner
-from transformers import AutoModelForCausalLM
-from virtual_gpu import VirtualGpu
+from virtual_gpu import PROMPT, VirtualGpu
 from virtual_process import in_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
-from zoo import make_checkpoint
+from zoo import logits_of, make_checkpoint, source_model
 
 LIMITS: dict[str, Any] = {
     "max_batch_size": 4,
@@ -28,7 +26,6 @@ LIMITS: dict[str, Any] = {
 }
 #: bfloat16 weights and activations (2⁻⁹ relative each) through two layers, logits of size two.
 TOLERANCE = 0.06
-PROMPT = [5, 9, 77, 30, 22, 140, 9, 3, 60, 61, 62, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +41,6 @@ def engine(model: Path) -> Path:
     path = model.parent / "engine"
     build(model, path, BuildOptions(targets=("host", "sm_80", "sm_90"), **LIMITS))
     return path
-
-
-def source_logits(model: Path, tokens: list[int]) -> np.ndarray[Any, Any]:
-    source = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-    with torch.no_grad():
-        return np.asarray(source.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy())
 
 
 def generate(engine: Path, cc: int, *, graphs: bool = True, **driver: int) -> dict[str, Any]:
@@ -79,8 +70,9 @@ def test_logits_are_those_of_transformers(model: Path, engine: Path, cc: int, ta
     found = in_process(generate, engine, cc)
     assert found["faults"] == []
     assert target in found["device"]
-    assert np.abs(found["logits"] - source_logits(model, PROMPT)).max() < TOLERANCE
-    whole = source_logits(model, PROMPT + found["tokens"])[len(PROMPT) - 1 : -1]
+    source = source_model(model)
+    assert np.abs(found["logits"] - logits_of(source, PROMPT)).max() < TOLERANCE
+    whole = logits_of(source, PROMPT + found["tokens"])[len(PROMPT) - 1 : -1]
     short = whole.max(axis=1) - whole[np.arange(5), found["tokens"]]
     assert short.max() < 2 * TOLERANCE  # each token is the source's best, or a tie of rounding with it
 

@@ -14,14 +14,13 @@ from castiron.build import BuildOptions, build
 from castiron.engines import open_engine
 from castiron.runtime.loading import load_core
 from castiron.runtime.options import RuntimeOptions
-from transformers import AutoModelForCausalLM
 from virtual_gpu import VirtualGpu, without_compiler
 from virtual_process import in_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from core_engine import finish, params, prompt
-from zoo import CONFIGS, make_checkpoint
+from zoo import CONFIGS, make_checkpoint, source_model
 
 #: Set for every family of the zoo, which takes about ten minutes.
 ALL = "CASTIRON_ALL_FAMILIES"
@@ -86,9 +85,7 @@ def test_a_family_answers_on_the_virtual_device_as_in_transformers(name: str, tm
     found = in_process(generate, tmp_path / "engine", tokens, timeout=300)
     assert not found["error"], found["error"]
     assert found["graph_steps"] == NEW_TOKENS - 1
-    source = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model", dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    source = source_model(tmp_path / "model")
     with torch.no_grad():
         whole = source(torch.tensor([tokens + found["tokens"]]), use_cache=False).logits[0]
     scale = float(whole.abs().max())

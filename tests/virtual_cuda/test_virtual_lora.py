@@ -18,8 +18,7 @@ from castiron.calibration import QuantizationOptions
 from castiron.engines import open_engine
 from castiron.runtime import ModelRunner, SamplingParams
 from castiron.runtime.outputs import Update
-from transformers import AutoModelForCausalLM
-from virtual_gpu import VirtualGpu, without_compiler
+from virtual_gpu import PROMPT, VirtualGpu, without_compiler
 from virtual_process import in_process
 
 from castiron.errors import EngineError, RequestError
@@ -27,7 +26,7 @@ from castiron.errors import EngineError, RequestError
 _TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(_TESTS / "graph"), str(_TESTS / "build")]
 from peft_adapters import merge, module_sizes, write_adapter  # noqa: E402
-from zoo import make_checkpoint  # noqa: E402
+from zoo import logits_of, make_checkpoint, round_to_int8, source_model  # noqa: E402
 
 LIMITS: dict[str, Any] = {
     "targets": ("sm_90",),
@@ -39,21 +38,9 @@ LIMITS: dict[str, Any] = {
     "max_lora_rank": 10,
     "verify": "never",
 }
-PROMPT = [5, 9, 77, 30, 22, 140, 9, 3, 60, 61, 62, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 #: bfloat16 weights, activations and adapters (2⁻⁹ relative each) through two layers, logits of size one to
 #: ten.
 TOLERANCE = 0.02
-
-
-def source_model(folder: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-def logits_of(model: torch.nn.Module, tokens: list[int]) -> np.ndarray[Any, Any]:
-    with torch.no_grad():
-        return np.asarray(model(torch.tensor([tokens]), use_cache=False).logits[0].numpy())
 
 
 def built(folder: Path, **options: Any) -> Path:
@@ -107,12 +94,7 @@ def test_an_adapter_of_every_module_equals_merged_weights(name: str, tmp_path: P
 
 def test_a_quantized_engine_adds_to_its_own_weights(tmp_path: Path) -> None:
     make_checkpoint("llama", tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):  # codes times one scale a row: quantizing loses nothing
-            w = module.weight.data
-            module.weight.data = torch.round(w / w.abs().amax(1, keepdim=True) * 127) / 512
-    model.save_pretrained(tmp_path / "model")
+    round_to_int8(tmp_path / "model")
     recipe = QuantizationOptions(recipe="int8-wo", calib_size=2, calib_seq_len=32, eval_tokens=0)
     engine = built(tmp_path, quantization=recipe)
     program = open_engine(engine).program("sm_90")

@@ -18,7 +18,7 @@ from castiron.graph.evaluate import GraphEvaluator
 from castiron.graph.fake_quant import fake_quantize
 from castiron.runtime import ModelRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
-from virtual_gpu import VirtualGpu, without_compiler
+from virtual_gpu import PROMPT, VirtualGpu, without_compiler
 from virtual_process import in_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
@@ -31,8 +31,6 @@ LIMITS: dict[str, Any] = {
     "max_logit_rows": 24,
     "verify": "never",
 }
-#: Seventeen rows and more go through tiles, the decoded ones behind them through the streaming kernels.
-PROMPT = [5, 9, 77, 30, 22, 140, 9, 3, 60, 61, 62, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 #: Root mean square over logits of size 0.6: bfloat16 activations (2⁻⁹ relative each) through two layers.
 TOLERANCE = 0.015
 

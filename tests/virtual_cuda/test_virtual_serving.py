@@ -14,14 +14,13 @@ from castiron.engines import open_engine
 from castiron.runtime.loading import load_core
 from castiron.runtime.options import RuntimeOptions
 from castiron.runtime.verify import verify
-from transformers import AutoModelForCausalLM
 from virtual_gpu import VirtualGpu, without_compiler
 from virtual_process import in_process
 
 _TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(_TESTS / "graph"), str(_TESTS / "runtime")]
 from core_engine import finish, params, prompt  # noqa: E402
-from zoo import make_checkpoint  # noqa: E402
+from zoo import make_checkpoint, source_model  # noqa: E402
 
 #: In bfloat16 the best token's logit may be this much short of the source's best (test_virtual_engines).
 TIE = 0.12
@@ -98,9 +97,7 @@ def test_requests_of_all_lengths_share_steps_and_get_their_own_answers(model: Pa
     assert not any(step["graph"] for step in mixed)
     replayed = [step["decode_tokens"] for step in seen["steps"] if step["graph"]]
     assert 3 in replayed, "three requests replay the graph of four, padded"
-    source = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    source = source_model(model)
     for n, (tokens, answer) in enumerate(zip(PROMPTS, seen["tokens"], strict=True)):
         assert len(answer) == 4 + n
         with torch.no_grad():

@@ -17,6 +17,8 @@ from virtual_cpp import cuda_kernels
 from virtual_driver import VirtualDriver
 from virtual_interpreter import Interpreter
 
+#: Its 21 rows go through tiles, the decoded ones behind them through the streaming kernels.
+PROMPT = [5, 9, 77, 30, 22, 140, 9, 3, 60, 61, 62, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 _SIZES = {"i32": 4, "fp32": 4, "i64": 8}
 
 
