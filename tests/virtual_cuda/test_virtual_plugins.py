@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from castiron.build import BuildOptions, build
 from castiron.runtime import ModelRunner
-from test_virtual_engines import LIMITS, PROMPT, TOLERANCE, continued, make_checkpoint, source_logits
-from virtual_gpu import VirtualGpu
+from test_virtual_engines import LIMITS, TOLERANCE, continued
+from virtual_gpu import PROMPT, VirtualGpu
 from virtual_process import ScenarioError, in_process
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
+from zoo import logits_of, make_checkpoint, source_model
 
 SILU_MUL = Path(__file__).parents[2] / "examples" / "plugins" / "silu_mul.py"
 
@@ -51,7 +55,7 @@ def test_a_kernel_in_cuda_c_runs_inside_an_engine(model: Path, engine: Path, cc:
     assert target in found["device"]
     # Two layers in each step: PROMPT has two (21 tokens, 16 a step), twice, and four more tokens follow.
     assert sum(found["ran"].values()) == 2 * (2 + 2 + 4)
-    assert np.abs(found["logits"] - source_logits(model, PROMPT)).max() < TOLERANCE
+    assert np.abs(found["logits"] - logits_of(source_model(model), PROMPT)).max() < TOLERANCE
 
 
 def test_replayed_steps_with_it_are_those_of_eager_launches_bit_by_bit(engine: Path) -> None:
