@@ -11,7 +11,7 @@ from castiron.errors import BuildError
 
 from ..engines.program import WeightDType
 from ..graph.weights import WeightExpr, WeightGraph
-from ..graph.weights.exprs import Concat, Constant
+from ..graph.weights.exprs import Concat, Constant, panelled
 from ..plugins import WeightUse
 from ..plugins.tactic import QuantizedRole
 from ..plugins.targets import Family
@@ -41,6 +41,8 @@ class _Form:
     of: QuantizedRole | None = None
     #: A tactic's own numbers.
     values: tuple[float, ...] = ()
+    #: Matrices that each begin with a panel of their own.
+    stacked: int = 1
 
 
 class WeightPool:
@@ -73,7 +75,7 @@ class WeightPool:
     def _packed(self, name: str, form: _Form) -> Packed:
         if form.values:
             return PackedSource.plain(name, Constant(name, np.array(form.values, np.float32)), "f32")
-        exprs = [self.graph.expr(part) for part in form.parts]
+        exprs = [panelled(self.graph.expr(part), form.stacked) for part in form.parts]
         if form.of is not None:
             return _quantized(name, exprs, form.of, panels=form.kind == "panels")
         assert form.dtype is not None
@@ -156,8 +158,12 @@ class WeightTable:
         if use.role == "matrix" or use.role == "table":
             shared = use.role == "table" and WeightUse(use.parts, "matrix") in self._uses
             panels = self._panels and (use.role == "matrix" or shared)
-            return _Form(use.parts, "panels" if panels else "rows", self._matrix_dtype(use.parts))
-        return _Form(use.parts, "panels" if self._panels else "rows", None, of=use.role)
+            stacked = use.stacked if panels else 1
+            kind: Literal["panels", "rows"] = "panels" if panels else "rows"
+            return _Form(use.parts, kind, self._matrix_dtype(use.parts), stacked=stacked)
+        if self._panels:
+            return _Form(use.parts, "panels", None, of=use.role, stacked=use.stacked)
+        return _Form(use.parts, "rows", None, of=use.role)
 
     def _matrix_dtype(self, parts: tuple[str, ...]) -> WeightDType:
         """The build's; on host, numbers that a checkpoint has in bf16 stay so in a float32 engine too.

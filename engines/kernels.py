@@ -45,6 +45,7 @@ _ROUNDING = {
     "x_scale": _NUMBER,
 }
 _QUANTIZED = {"group": int, "has_offsets": bool, "has_columns": bool, **_ROUNDING}
+_EXPERTS = {"experts": int}
 _NORM = {"eps": _NUMBER, "has_weight": bool}
 
 KERNELS: Mapping[str, Kernel] = {
@@ -53,6 +54,12 @@ KERNELS: Mapping[str, Kernel] = {
     "gated_linear": Kernel((1, 1), (1, 2), (1, 1), _GATED),
     "quantized_linear": Kernel((1, 2), (2, 5), (1, 1), {**_LINEAR, **_QUANTIZED}),
     "quantized_gated_linear": Kernel((1, 1), (2, 5), (1, 1), {**_GATED, **_QUANTIZED}),
+    "expert_linear": Kernel((2, 2), (1, 2), (1, 1), {**_GATED, **_EXPERTS}),
+    "expert_gated_linear": Kernel((2, 2), (1, 2), (1, 1), {**_GATED, **_EXPERTS}),
+    "quantized_expert_linear": Kernel((2, 2), (2, 5), (1, 1), {**_GATED, **_QUANTIZED, **_EXPERTS}),
+    "quantized_expert_gated_linear": Kernel((2, 2), (2, 5), (1, 1), {**_GATED, **_QUANTIZED, **_EXPERTS}),
+    "top_k": Kernel((1, 1), (0, 0), (2, 2), {}),
+    "gather_elements": Kernel((2, 2), (0, 0), (1, 1), {}),
     "round": Kernel((1, 1), (0, 0), (1, 1), _ROUNDING),
     "rms_norm": Kernel((1, 1), (0, 1), (1, 1), {**_NORM, "group": int}),
     "add_rms_norm": Kernel((2, 2), (0, 1), (2, 2), _NORM),

@@ -202,6 +202,11 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         x = fake_quantize(x, **rounding)
         return math.gated_linear(x, w_gate, w_up, b_gate, b_up, activation)
 
+    def _expert_linear(
+        x: Array, expert_ids: Array, w: Array, b: Array | None = None, *, experts: int, **rounding: Any
+    ) -> Array:
+        return math.expert_linear(fake_quantize(x, **rounding), expert_ids, w, b, experts)
+
     def _activation(x: Array, *, fn: str) -> Array:
         return math.activation(x, fn)
 
@@ -320,6 +325,8 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
     functions: dict[str, Callable[..., Array | tuple[Array, ...]]] = {
         "Linear": _linear,
         "GatedLinear": _gated_linear,
+        "ExpertLinear": _expert_linear,
+        "CombineExperts": math.combine_experts,
         "RMSNorm": _rms_norm,
         "LayerNorm": _layer_norm,
         "AddRMSNorm": _add_rms_norm,

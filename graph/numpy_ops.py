@@ -63,6 +63,27 @@ def linear(
     return f32(y if residual is None else y + residual)
 
 
+def expert_linear(x: Array, expert_ids: Array, w: Array, b: Array | None, experts: int) -> Array:
+    """y[t, j] = w[expert_ids[t, j]] · x[t, j] + b: [T, k, N].
+
+    x [T, K] (for each j the same) or [T, k, K], expert_ids [T, k], w [experts·N, K], b [experts·N].
+    """
+    matrices = f32(w).reshape(experts, -1, w.shape[1])
+    rows = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*expert_ids.shape, w.shape[1]))
+    y = np.empty((*expert_ids.shape, matrices.shape[1]), np.float32)
+    for expert in np.unique(expert_ids):
+        picked = expert_ids == expert
+        y[picked] = f32(rows[picked]) @ matrices[expert].T
+        if b is not None:
+            y[picked] += f32(b).reshape(experts, -1)[expert]
+    return y
+
+
+def combine_experts(y: Array, weights: Array) -> Array:
+    """The weighted sum over each token's experts: y [T, k, N], weights [T, k] -> [T, N]."""
+    return f32(np.einsum("tkn,tk->tn", f32(y), f32(weights)))
+
+
 def gated_linear(
     x: Array, w_gate: Array, w_up: Array, b_gate: Array | None, b_up: Array | None, fn: str
 ) -> Array:

@@ -56,6 +56,8 @@ _CACHE_ROUNDING = ("kv_format", "k_scale", "v_scale")
 
 OPS: dict[str, OpSpec] = {
     "Linear": OpSpec(("x", "w", "b?", "residual?"), ("y",), ("activation", "alpha", *_ROUNDING)),
+    "ExpertLinear": OpSpec(("x", "expert_ids", "w", "b?"), ("y",), ("experts", *_ROUNDING)),
+    "CombineExperts": OpSpec(("y", "weights"), ("o",)),
     "RMSNorm": OpSpec(("x", "w?"), ("y",), ("eps", "one_plus", "group")),
     "Rope": OpSpec(("x", "cos", "sin"), ("y",), ("style", "cos_layout")),
     "Attention": OpSpec(("q", "k", "v", "sinks?", "slopes?"), ("o",), ("layer", *_MASK)),

@@ -46,6 +46,8 @@ class _Rewriter:
             "Rope": self._rope,
             "Attention": self._attention,
             "Activation": self._activation,
+            "ExpertLinear": self._expert_linear,
+            "CombineExperts": self._combine_experts,
         }
         for node in self._model.graph.node:
             if node.domain != ops.DOMAIN:
@@ -104,6 +106,26 @@ class _Rewriter:
         weight = self._add("Transpose", [self._weight(node.input[1])], perm=[1, 0])
         y = self._add("MatMul", [node.input[0], weight])
         return self._add("Add", [y, self._weight(node.input[2])]) if len(node.input) > 2 else y
+
+    def _expert_linear(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> str:
+        x, ids, weight = node.input[:3]
+        experts, inputs = attributes["experts"], int(self._shapes[weight][1])
+        outputs = int(self._shapes[weight][0]) // experts
+        stack = self._add("Reshape", [self._weight(weight), self._ints(experts, outputs, inputs)])
+        picked = self._add("Gather", [stack, ids], axis=0)  # [T, k, N, K]
+        if len(self._shapes[x]) == 2:
+            x = self._add("Unsqueeze", [x, self._ints(1)])
+        column = self._add("Unsqueeze", [x, self._ints(3)])
+        y = self._add("Squeeze", [self._add("MatMul", [picked, column]), self._ints(3)])
+        if len(node.input) < 4:
+            return y
+        biases = self._add("Reshape", [self._weight(node.input[3]), self._ints(experts, outputs)])
+        return self._add("Add", [y, self._add("Gather", [biases, ids], axis=0)])
+
+    def _combine_experts(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> str:
+        y, weights = node.input
+        weighted = self._add("Mul", [y, self._add("Unsqueeze", [weights, self._ints(2)])])
+        return self._add("ReduceSum", [weighted, self._ints(1)], keepdims=0)
 
     def _rms_norm(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> str:
         if len(node.input) > 1:

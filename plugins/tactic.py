@@ -106,11 +106,13 @@ class WeightUse:
     where gate's rows come before up's), "columns" (i32 [K]); "block_scales" (fp4 on CUDA:
     u8 [N, G], e4m3 where 16 inputs share a scale, else e8m0) and "row_scales" (f32 [N]), whose product the
     scales are. ``values``: a "vector" of numbers that the tactic itself makes, in the place of ``parts``.
+    ``stacked``: so many matrices one below the other, each of which begins with a panel of its own.
     """
 
     parts: tuple[str, ...]
     role: Literal["matrix", "table", "plain", "vector"] | QuantizedRole
     values: tuple[float, ...] = ()
+    stacked: int = 1
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch import nn
 
 from castiron.errors import CheckpointError, UnsupportedModelError
 
+from ..checkpoint.quantized import CacheNumbers
 from ..custom import ModuleTakeover
 from ..export import Emitted, Resolve, StoredTensor, emit
 from ..quant_plan import QuantPlan
@@ -26,7 +27,7 @@ from .fake import build_fake_model
 from .gates import census, check_config, check_fields, check_layer_count, check_modules, check_version
 from .layers import AttentionLayer, attention_layers
 from .numeric import compare
-from .quantized import put_quantized
+from .made import put_made
 from .trace import Traced, trace
 from .twin import describe, is_small, structural_difference, twins
 
@@ -125,10 +126,9 @@ def capture(
                 idle[stored] = f"parameter {name} plays no part in the logits"
     account = ck.account(used, idle)
     captured.report.ignored.update(account.ignored)
-    if ck.quantization is None:
-        return captured
-    # Last: until here a quantized parameter is a float32 tensor like any other, for every check.
-    return replace(captured, quantization=put_quantized(captured.model, ck.quantization, captured.layers))
+    # Last: until here a parameter that is made of others is a tensor like any other, for every check.
+    cache = ck.quantization.cache if ck.quantization else CacheNumbers()
+    return replace(captured, quantization=put_made(captured.model, ck.made, cache, captured.layers))
 
 
 def capture_config(

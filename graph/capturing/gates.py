@@ -13,6 +13,7 @@ from torch import nn
 
 from castiron.errors import CheckpointError, UnsupportedModelError
 
+from .experts import has_interface
 from .layers import AttentionLayer
 
 #: transformers versions whose dispatch points this adapter was written for: from, below.
@@ -21,15 +22,14 @@ SUPPORTED_TRANSFORMERS = ((5, 24), (5, 25))
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 #: Module class names of layers that the vocabulary has no op for, and what they are.
 _UNSUPPORTED_MODULES = (
-    (
-        re.compile(r"Experts?$|SparseMoe|MoE|Moe(?!ForCausalLM|Model|Decoder|Pre|RMS|Rotary|Attention)"),
-        "a mixture of experts",
-    ),
     (re.compile(r"Mamba|Ssm|SSM"), "a state-space layer"),
     (re.compile(r"DeltaNet|DeltaAttention|LinearAttention|Rwkv|RWKV|Retention"), "a linear-attention layer"),
     (re.compile(r"ShortConv|^Conv[123]d$"), "a convolution over tokens"),
     (re.compile(r"RGLRU|Rglru|Recurrent"), "a recurrent layer"),
 )
+
+#: Experts of a mixture.
+_EXPERTS = re.compile(r"Experts?$")
 
 #: Fields that change the logits and need no tensor, so that nothing else would miss them.
 _FIELDS_THAT_MATTER = (
@@ -138,6 +138,11 @@ def check_layer_count(config: Any, tensors: int) -> None:
 def check_modules(model: nn.Module) -> None:
     """Refuses models that hold a layer the vocabulary has no op for. Names the first such module."""
     for name, module in model.named_modules():
+        if _EXPERTS.search(type(module).__name__) and not has_interface(module):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is not supported: {name} ({type(module).__name__}) is a mixture of "
+                f"experts that does not go through transformers' experts interface"
+            )
         for pattern, what in _UNSUPPORTED_MODULES:
             if pattern.search(type(module).__name__):
                 raise UnsupportedModelError(

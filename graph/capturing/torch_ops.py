@@ -24,6 +24,10 @@ _LIBRARY.define("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tenso
 _LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float eps, bool one_plus) -> Tensor")
 _LIBRARY.define("rope(Tensor x, Tensor cos, Tensor sin, str style, str cos_layout) -> Tensor")
 _LIBRARY.define("activation(Tensor x, str fn) -> Tensor")
+_LIBRARY.define(
+    "expert_linear(Tensor x, Tensor expert_ids, Tensor weight, Tensor? bias, bool transposed) -> Tensor"
+)
+_LIBRARY.define("combine_experts(Tensor y, Tensor weights) -> Tensor")
 _LIBRARY.define("custom(Tensor[] inputs, Tensor[] weights, str op, str attributes) -> Tensor")
 
 #: The plugins' ops of the capture that runs (one at a time: see api.py): their shape rules.
@@ -64,6 +68,18 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, style: str, cos_layout: str) -> T
 @register_fake("castiron::activation")  # type: ignore[untyped-decorator]
 def _activation(x: Tensor, fn: str) -> Tensor:
     return empty_like(x)
+
+
+@register_fake("castiron::expert_linear")  # type: ignore[untyped-decorator]
+def _expert_linear(
+    x: Tensor, expert_ids: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool
+) -> Tensor:
+    return x.new_empty((*expert_ids.shape, weight.shape[2 if transposed else 1]))
+
+
+@register_fake("castiron::combine_experts")  # type: ignore[untyped-decorator]
+def _combine_experts(y: Tensor, weights: Tensor) -> Tensor:
+    return y.new_empty((y.shape[0], y.shape[2]))
 
 
 @register_fake("castiron::custom")  # type: ignore[untyped-decorator]

@@ -20,6 +20,7 @@ from castiron.errors import CastironError, UnsupportedModelError
 from ..custom import ModuleTakeover
 from .activations import replace_activations
 from .attention import replace_mask_factories
+from .experts import replace_experts
 from .norms import replace_norms
 from .overrides import override_forwards
 from .patches import Patches
@@ -75,6 +76,7 @@ def trace(
     notes = freeze_frequencies(model, max_seq_len)
     taken = take_over(model, takeovers)
     replaced = replace_norms(model) | replace_activations(model) | override_forwards(model)
+    replaced |= replace_experts(model)
     rotations = RopeReport()
     wrapper = PackedCausalLM(model).eval()
     with mode:

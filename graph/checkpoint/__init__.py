@@ -2,13 +2,13 @@
 
 from .checkpoint import AccountReport, Checkpoint, Tensor
 from .config import eos_token_ids
-from .quantized import QuantizedTensor
+from .quantized import MadeTensor
 from .safetensors_file import TensorInfo, read_header, write_safetensors
 
 __all__ = [
     "AccountReport",
     "Checkpoint",
-    "QuantizedTensor",
+    "MadeTensor",
     "Tensor",
     "TensorInfo",
     "eos_token_ids",

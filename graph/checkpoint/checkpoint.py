@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -21,8 +22,8 @@ from castiron.errors import CheckpointError, UnsupportedModelError
 from ..files import FileReader
 from .config import eos_token_ids, other_model_code, read_config, read_generation_config
 from .locate import locate
-from .names import ModelNames, ignorable_reason, model_names, renamed, spellings
-from .quantized import QuantizedTensor, Read, read_quantized
+from .names import ModelNames, StoredNames, ignorable_reason, model_names, spellings, stored_names
+from .quantized import MadeTensor, Read, read_quantized
 from .safetensors_file import TensorInfo
 from .shards import read_shards
 
@@ -32,8 +33,8 @@ _COMPARE_BYTES: Final = 8 << 20
 _WEIGHT_DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 
 
-#: A stored tensor, or the float32 parameter that several stored tensors stand for.
-Tensor: TypeAlias = TensorInfo | QuantizedTensor
+#: A stored tensor, or a parameter that is made of several.
+Tensor: TypeAlias = TensorInfo | MadeTensor
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Checkpoint:
     def info(self, name: str) -> Tensor:
         """The stored tensor ``name``."""
         try:
-            return self.tensors[name]
+            return self.tensors[name] if name in self.tensors else self._stacked[name]
         except KeyError:
             close = difflib.get_close_matches(name, self.tensors, n=3)
             hint = f"; it has {', '.join(close)}" if close else ""
@@ -113,13 +114,13 @@ class Checkpoint:
     ) -> npt.NDArray[Any]:
         """Rows ``[start, stop)`` of axis 0, in the stored dtype; the whole tensor by default.
 
-        Of a quantized parameter: the dequantized numbers.
+        Of a quantized parameter: the dequantized numbers; of experts that are stored one by one: all of them.
 
         ``out`` is a C-contiguous array of the right dtype and of at least the size needed; its beginning is
         filled and returned as a view, so that one buffer serves many reads.
         """
         tensor = self.info(name)
-        if isinstance(tensor, QuantizedTensor):
+        if isinstance(tensor, MadeTensor):
             return _made_rows(tensor, start, stop, out)
         if not tensor.shape:
             if start is not None or stop is not None:
@@ -192,14 +193,30 @@ class Checkpoint:
         return model_names(self.model_class, str(self.hf_config.model_type))
 
     @cached_property
-    def _stored_by_parameter(self) -> dict[str, str]:
-        return renamed(self.tensors, self.names)
+    def _stored_names(self) -> StoredNames:
+        return stored_names(self.tensors, self.names)
+
+    @cached_property
+    def _stacked(self) -> dict[str, MadeTensor]:
+        """Parameters of all experts of a layer, which are stored one by one."""
+        return {
+            name: MadeTensor.of_experts(name, [[self.tensors[part] for part in expert] for expert in experts])
+            for name, experts in self._stored_names.stacked.items()
+        }
+
+    @property
+    def made(self) -> dict[str, MadeTensor]:
+        """Parameters that are made of several stored tensors, by name."""
+        quantized = self.quantization.tensors if self.quantization else ()
+        return {**{tensor.name: tensor for tensor in quantized}, **self._stacked}
 
     def _lookup(self, parameter: str) -> Tensor | None:
         for spelling in spellings(parameter, self.names.base_prefix):
-            stored = self._stored_by_parameter.get(spelling)
+            stored = self._stored_names.whole.get(spelling)
             if stored is not None:
                 return self.tensors[stored]
+            if spelling in self._stacked:
+                return self._stacked[spelling]
         return None
 
     @cached_property
@@ -282,7 +299,12 @@ class Checkpoint:
         belong to the model but play no part in its logits, with the reason, found by the caller. Raises
         ``CheckpointError`` naming what is missing or left over.
         """
-        missing = sorted(set(used) - set(self.tensors))
+        used = {
+            part
+            for name in used
+            for part in itertools.chain(*self._stored_names.stacked.get(name, ((name,),)))
+        }
+        missing = sorted(used - set(self.tensors))
         if missing:
             raise CheckpointError(
                 f"{self.folder}: the model uses tensors that are not stored: {_some(missing)}."
@@ -291,7 +313,7 @@ class Checkpoint:
         unknown: list[str] = []
         excused = unused_parameters or {}
         copies = self._tied_copies()
-        for name in sorted(set(self.tensors) - set(used)):
+        for name in sorted(set(self.tensors) - used):
             reason = (
                 excused.get(name)
                 or copies.get(name)
@@ -333,7 +355,7 @@ class Checkpoint:
         """What most numbers are stored as: a dtype, or what the codes of a quantized parameter are."""
         sizes: Counter[str] = Counter()
         for tensor in self.tensors.values():
-            kind = tensor.kind if isinstance(tensor, QuantizedTensor) else tensor.dtype.name
+            kind = tensor.kind if isinstance(tensor, MadeTensor) else tensor.dtype.name
             sizes[kind] += tensor.size
         return sizes.most_common(1)[0][0]
 
@@ -369,7 +391,7 @@ def _files_of(stored: Mapping[str, TensorInfo], quantized: Read | None) -> dict[
 
 
 def _made_rows(
-    tensor: QuantizedTensor, start: int | None, stop: int | None, out: npt.NDArray[Any] | None
+    tensor: MadeTensor, start: int | None, stop: int | None, out: npt.NDArray[Any] | None
 ) -> npt.NDArray[Any]:
     rows = tensor.shape[0]
     start, stop = 0 if start is None else start, rows if stop is None else stop

@@ -49,31 +49,95 @@ def model_names(model_class: type[Any], model_type: str) -> ModelNames:
     )
 
 
-def renamed(stored: Iterable[str], names: ModelNames) -> dict[str, str]:
-    """Parameter name -> stored name, after transformers' own renamings.
+@dataclass(frozen=True)
+class StoredNames:
+    """Where the parameters of a model are stored.
 
-    Raises ``CheckpointError`` when two stored tensors claim the same parameter, or when the tensors would
-    have to be combined (per-expert weights into one), which this version does not do.
+    Attributes:
+        whole: parameter -> stored name.
+        stacked: parameter -> for each expert, the stored matrices that lie one below the other in it.
     """
-    result: dict[str, str] = {}
+
+    whole: Mapping[str, str]
+    stacked: Mapping[str, tuple[tuple[str, ...], ...]]
+
+
+def stored_names(stored: Iterable[str], names: ModelNames) -> StoredNames:
+    """Parameters by stored names, after transformers' own renamings and its stacking of experts.
+
+    Raises ``CheckpointError`` when two stored tensors claim the same place, when an expert is missing, or
+    when tensors would have to be combined otherwise.
+    """
+    whole: dict[str, str] = {}
+    stacks: dict[str, _Stack] = {}
     for stored_name in stored:
         name = stored_name
         for transform in names.renamings:
             name, _ = transform.rename_source_key(name)
         for converter in names.converters:
-            _, pattern = converter.rename_source_key(name)
-            if pattern is not None:
+            parameter, pattern = converter.rename_source_key(name)
+            if pattern is None:
+                continue
+            stack = stacks.setdefault(parameter, _Stack(parameter, converter, names.class_name))
+            stack.put(stored_name, name, pattern)
+            break
+        else:
+            if name in whole:
                 raise CheckpointError(
-                    f"tensor {stored_name!r} is one of several that {names.class_name} combines into one "
-                    f"parameter (pattern {pattern!r}); this version needs parameters stored whole."
+                    f"tensors {whole[name]!r} and {stored_name!r} both stand for the parameter {name!r}; "
+                    "keep one of them."
                 )
-        if name in result:
+            whole[name] = stored_name
+    return StoredNames(whole, {name: stack.rows() for name, stack in stacks.items()})
+
+
+class _Stack:
+    """A parameter of all experts under construction: matrix ``pattern`` of expert ``index``."""
+
+    def __init__(self, parameter: str, converter: Any, class_name: str) -> None:
+        self._parameter, self._class_name = parameter, class_name
+        self._patterns = list(converter.source_patterns)
+        self._known = [_described(step) for step in converter.operations] in _STACKINGS
+        self._places: dict[tuple[int, str], str] = {}
+
+    def put(self, stored: str, name: str, pattern: str) -> None:
+        """Tensor ``stored``, called ``name`` after renamings, was told by ``pattern``."""
+        index = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), name)
+        if not self._known or index is None or pattern not in self._patterns:
             raise CheckpointError(
-                f"tensors {result[name]!r} and {stored_name!r} both stand for the parameter {name!r}; "
-                "keep one of them."
+                f"tensor {stored!r} is one of several that {self._class_name} combines into the parameter "
+                f"{self._parameter!r} (pattern {pattern!r}) in a way that this version does not know."
             )
-        result[name] = stored_name
-    return result
+        place = int(index[1]), pattern
+        if place in self._places:
+            raise CheckpointError(
+                f"tensors {self._places[place]!r} and {stored!r} are both matrix {pattern!r} of expert "
+                f"{place[0]} of {self._parameter!r}; keep one of them."
+            )
+        self._places[place] = stored
+
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """See ``StoredNames.stacked``."""
+        experts = 1 + max(index for index, _ in self._places)
+        for index in range(experts):
+            for pattern in self._patterns:
+                if (index, pattern) not in self._places:
+                    raise CheckpointError(
+                        f"expert {index} of {experts} lacks its matrix {pattern!r} of {self._parameter!r}; "
+                        "the checkpoint is incomplete."
+                    )
+        return tuple(
+            tuple(self._places[index, pattern] for pattern in self._patterns) for index in range(experts)
+        )
+
+
+#: What transformers does with the matrices of experts: [N, K] each, stacked to [E, N, K]; of several kinds
+#: (gate and up) one below the other.
+_STACKINGS = ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
+
+
+def _described(step: Any) -> tuple[str, object]:
+    return type(step).__name__, getattr(step, "dim", None)
 
 
 def spellings(parameter: str, base_prefix: str) -> tuple[str, ...]:

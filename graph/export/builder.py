@@ -96,13 +96,13 @@ class GraphBuilder:
         op: str,
         inputs: Sequence[str | None],
         shapes: Sequence[Shape],
-        dtype: int,
+        dtype: int | Sequence[int],
         *,
         path: str = "",
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
     ) -> list[str]:
-        """Adds a node of several outputs of one dtype and returns their names."""
+        """Adds a node of several outputs, of one dtype or one each, and returns their names."""
         name = self.unique(f"{path}/{op}" if path else op)
         names = [name] if len(shapes) == 1 else [self.unique(f"{name}.{i}") for i in range(len(shapes))]
         operands = [operand or "" for operand in inputs]
@@ -110,8 +110,9 @@ class GraphBuilder:
             operands.pop()
         node = helper.make_node(op, operands, names, name=name, domain=domain, **(attributes or {}))
         self._nodes.append(node)
-        for output, shape in zip(names, shapes, strict=True):
-            self._record(output, shape, dtype)
+        dtypes = [dtype] * len(shapes) if isinstance(dtype, int) else dtype
+        for output, shape, one in zip(names, shapes, dtypes, strict=True):
+            self._record(output, shape, one)
         return names
 
     def constant(self, value: npt.NDArray[Any], name: str = "constant") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def _is_in_place(node: fx.Node) -> bool:
 
 def _shares_memory(node: fx.Node) -> bool:
     """Whether the node's result may be a view of something else; inputs and unknown ops count as such."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return _shares_memory(node.args[0])  # one of several results
     schema = _schema(node)
     return schema is None or any(result.alias_info is not None for result in schema.returns)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from onnx import TensorProto
 from torch import fx
 
 from .arguments import arguments, is_tensor, rank, refuse
@@ -106,6 +107,29 @@ def _activation(e: Emitter, node: fx.Node) -> None:
     e.emit_own(node, "Activation", e.name(a["x"]), fn=a["fn"])
 
 
+def _expert_linear(e: Emitter, node: fx.Node) -> None:
+    """The matrices of all experts, one below the other."""
+    a = arguments(node)
+    experts, outputs, inputs = (int(size) for size in e.shape(a["weight"]))
+    weight = e.name(a["weight"])
+    if a["transposed"]:
+        outputs, inputs = inputs, outputs
+        weight = e.permuted(a["weight"], weight, [0, 2, 1], (experts, outputs, inputs))
+    rows = (experts * outputs, inputs)
+    stacked = e.temporary(node, "Reshape", [weight, e.ints(list(rows))], rows, TensorProto.FLOAT)
+    bias = None
+    if a["bias"] is not None:
+        size = e.ints([rows[0]])
+        bias = e.temporary(node, "Reshape", [e.name(a["bias"]), size], rows[:1], TensorProto.FLOAT)
+    operands = (e.name(a["x"]), e.name(a["expert_ids"]), stacked, bias)
+    e.emit_own(node, "ExpertLinear", *operands, experts=experts)
+
+
+def _combine_experts(e: Emitter, node: fx.Node) -> None:
+    a = arguments(node)
+    e.emit_own(node, "CombineExperts", e.name(a["y"]), e.name(a["weights"]))
+
+
 LINEAR: dict[str, Callable[[Emitter, fx.Node], None]] = {
     "aten.linear": _linear,
     "castiron.linear": _linear,
@@ -120,4 +144,6 @@ LINEAR: dict[str, Callable[[Emitter, fx.Node], None]] = {
     "castiron.rope": _rope,
     "castiron.attention": _attention,
     "castiron.activation": _activation,
+    "castiron.expert_linear": _expert_linear,
+    "castiron.combine_experts": _combine_experts,
 }

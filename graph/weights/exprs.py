@@ -303,9 +303,9 @@ class Transpose(WeightExpr):
         return Transpose(self._source.without_upcast(), self._perm)
 
     def parts(self) -> QuantizedParts | None:
-        """See ``WeightExpr.parts``. Two transposes of a matrix are none."""
-        inner = self._source
-        return inner._source.parts() if isinstance(inner, Transpose) and self.ndim == 2 else None
+        """See ``WeightExpr.parts``. A transpose that undoes another is none."""
+        inner = _unmoved(self)
+        return None if inner is self else inner.parts()
 
 
 class Reshape(WeightExpr):
@@ -335,7 +335,62 @@ class Reshape(WeightExpr):
 
     def parts(self) -> QuantizedParts | None:
         """See ``WeightExpr.parts``."""
-        return self._source.parts() if self.shape == self._source.shape else None
+        inner = _unmoved(self._source)
+        return inner.parts() if self.shape == inner.shape else None
+
+
+def _unmoved(expr: WeightExpr) -> WeightExpr:
+    """What an expression is once reshapes, and transposes that undo each other, are taken off."""
+    while True:
+        if isinstance(expr, Reshape):
+            expr = expr._source
+        elif isinstance(expr, Transpose) and isinstance(expr._source, Transpose):
+            inner = expr._source
+            if [inner._perm[axis] for axis in expr._perm] != list(range(expr.ndim)):
+                return expr
+            expr = inner._source
+        else:
+            return expr
+
+
+#: Rows of a panel of the host's layouts (engines/program.py).
+_PANEL: Final = 16
+
+
+def panelled(expr: WeightExpr, matrices: int) -> WeightExpr:
+    """``matrices`` equal ones that lie one below the other in ``expr``, with zeros behind each that fill its
+    last panel."""
+    rows = expr.shape[0] // matrices
+    return expr if matrices == 1 or rows % _PANEL == 0 else Panelled(expr, matrices)
+
+
+class Panelled(WeightExpr):
+    """Matrices with zeros behind each: see ``panelled``."""
+
+    def __init__(self, source: WeightExpr, matrices: int) -> None:
+        self._height = source.shape[0] // matrices
+        self._step = -(-self._height // _PANEL) * _PANEL
+        super().__init__(source.name, (matrices * self._step, *source.shape[1:]), source.dtype)
+        self._source, self._matrices = source, matrices
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        out[...] = np.zeros((), self.dtype)
+        for index in range(start // self._step, -(-stop // self._step)):
+            first = index * self._step
+            begin, end = max(start, first), min(stop, first + self._height)
+            if begin < end:
+                shift = index * (self._step - self._height)
+                self._source.fill(begin - shift, end - shift, out[begin - start : end - start])
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        return Panelled(self._source.without_upcast(), self._matrices)
+
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``."""
+        found = self._source.parts()
+        return None if found is None else found.with_rows(lambda part: Panelled(part, self._matrices))
 
 
 class Elementwise(WeightExpr):

@@ -18,7 +18,7 @@ from ..tactic import (
 from .epilogue import Epilogue, gated_epilogue, linear_epilogue
 from .kernels import host_call
 
-_FLOPS = 1.5e11
+FLOPS = 1.5e11
 
 
 def _rows_and_matrix(op: Op, context: Context) -> bool:
@@ -35,7 +35,7 @@ def _rounded_input(op: Op, context: Context) -> tuple[Operand, tuple[Call, ...]]
     return rounded, (host_call("round", [x.name], [rounded.name], (), attrs),)
 
 
-def _x_format(context: Context) -> dict[str, Attr]:
+def x_format(context: Context) -> dict[str, Attr]:
     """Float32 builds keep activations so where weights are bf16, whatever the CPU multiplies faster."""
     return {"x_format": "float"} if context.half == "f32" else {}
 
@@ -53,7 +53,7 @@ def _gated(op: Op, context: Context) -> Lowering:
 def _product(op: Op, context: Context, kernel: str, matrices: tuple[str, ...], end: Epilogue) -> Lowering:
     x, rounded = _rounded_input(op, context)
     weights = [WeightUse(matrices, "matrix"), *end.weights]
-    attrs = {**end.attrs, **_x_format(context)}
+    attrs = {**end.attrs, **x_format(context)}
     call = host_call(kernel, [x.name, *end.inputs], [op.outputs[0].name], weights, attrs)
     return Lowering((*rounded, call), (x,) if rounded else ())
 
@@ -66,7 +66,7 @@ def _product_cost(op: Op, context: Context, tokens: int) -> float:
     matrices = [o for o in op.inputs if o is not None and o.constant and len(o.shape) == 2]
     weights = sum(element_count(o.shape, tokens) for o in matrices)
     # The larger of arithmetic and reading the weights once.
-    return max(2.0 * tokens * weights / _FLOPS, bandwidth_cost(op, context, tokens))
+    return max(2.0 * tokens * weights / FLOPS, bandwidth_cost(op, context, tokens))
 
 
 def _matmul_fits(op: Op, context: Context) -> bool:

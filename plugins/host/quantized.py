@@ -46,10 +46,13 @@ def _integers(quant: Quant) -> bool:
     return quant.format != "fp8" and nested
 
 
-def _uses(parts: tuple[str, ...], quant: Quant) -> tuple[list[WeightUse], dict[str, Attr]]:
-    uses = [WeightUse(parts, "codes"), WeightUse(parts, "scales")]
+def quantized_uses(
+    parts: tuple[str, ...], quant: Quant, stacked: int = 1
+) -> tuple[list[WeightUse], dict[str, Attr]]:
+    """Codes, scales and what else a quantized matrix has, with the attributes that say so."""
+    uses = [WeightUse(parts, role, stacked=stacked) for role in ("codes", "scales")]
     if quant.has_offset:
-        uses.append(WeightUse(parts, "offsets"))
+        uses.append(WeightUse(parts, "offsets", stacked=stacked))
     if quant.columns is not None:
         uses.append(WeightUse(parts, "columns"))
     return uses, {
@@ -81,7 +84,7 @@ def _gated(op: Op, context: Context) -> Lowering:
 def _product(op: Op, context: Context, kernel: str, matrices: tuple[str, ...], end: Epilogue) -> Lowering:
     quant = op.required(1).quant
     assert quant is not None  # _fits
-    uses, stored = _uses(matrices, quant)
+    uses, stored = quantized_uses(matrices, quant)
     inputs = [op.required(0).name, *end.inputs]
     attrs = {**stored, **end.attrs, **rounding(op, context, quant)}
     return Lowering((host_call(kernel, inputs, [op.outputs[0].name], [*uses, *end.weights], attrs),))

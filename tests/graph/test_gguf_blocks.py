@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from castiron.graph import capture
-from castiron.graph.checkpoint import Checkpoint, QuantizedTensor
+from castiron.graph.checkpoint import Checkpoint, MadeTensor
 from castiron.graph.evaluate import GraphEvaluator
 from castiron.graph.weights import WeightGraph
 from gguf_files import Blocks, random_blocks, tiny_llama, write_gguf
@@ -57,7 +57,7 @@ def test_a_quantized_file_keeps_its_blocks_and_has_the_logits_of_its_numbers(tmp
     graph = WeightGraph(captured.model)
     for module, kind in TYPES.items():
         name = parameter(module)
-        assert isinstance(checkpoint.info(name), QuantizedTensor)
+        assert isinstance(checkpoint.info(name), MadeTensor)
         wanted = state[name].numpy()
         # Types with an offset round it once more, at the size of the offset
         np.testing.assert_allclose(checkpoint.read(name), wanted, atol=1e-6 * np.abs(wanted).max())

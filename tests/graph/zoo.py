@@ -31,6 +31,18 @@ _FALCON = {
 }
 _MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "decoder_sparse_step": 1}
+_GROUPED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
@@ -148,6 +160,22 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", {**_SIZES, "head_dim": 16}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {**_SIZES, "head_dim": 16}),
     "arcee": ("arcee", _SIZES),
+    "mixtral": ("mixtral", {**_SIZES, **_EXPERTS}),
+    "qwen2_moe": ("qwen2_moe", {**_SIZES, **_QWEN_MOE, "shared_expert_intermediate_size": 64}),
+    "qwen3_moe": ("qwen3_moe", {**_SIZES, **_QWEN_MOE, "norm_topk_prob": True, "head_dim": 16}),
+    "olmoe": ("olmoe", {**_SIZES, **_IDS, "num_experts": 6, "num_experts_per_tok": 3}),
+    "gpt_oss": ("gpt_oss", {**_SIZES, **_EXPERTS, **_MIXED, "head_dim": 16}),
+    "granitemoe": ("granitemoe", {**_SIZES, **_EXPERTS}),
+    "phimoe": ("phimoe", {**_SIZES, **_EXPERTS}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {**_SIZES, "head_dim": 16, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {**_SIZES, "head_dim": 16, "num_experts": 4, "moe_topk": 2}),
+    "flex_olmo": ("flex_olmo", {**_SIZES, **_IDS, "num_experts": 4, "num_experts_per_tok": 2}),
+    "glm4_moe": ("glm4_moe", {**_SIZES, **_GROUPED, "head_dim": 16}),
+    "dots1": ("dots1", {**_SIZES, **_GROUPED, "head_dim": 16}),
+    "deepseek_v3": ("deepseek_v3", {**_SIZES, **_GROUPED}),
     "helium": ("helium", {**_SIZES, "head_dim": 16}),
 }
 

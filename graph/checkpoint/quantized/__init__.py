@@ -16,9 +16,9 @@ from . import awq, compressed_tensors, fp8, gguf, gptq, modelopt
 from .expression import transpose
 from .module import modules_of
 from .scheme import CacheNumbers, Read, Reader
-from .tensor import QuantizedTensor, Rounding
+from .tensor import MadeTensor, Rounding
 
-__all__ = ["CacheNumbers", "QuantizedTensor", "Read", "Rounding", "read_quantized"]
+__all__ = ["CacheNumbers", "MadeTensor", "Read", "Rounding", "read_quantized"]
 
 #: By quant_method.
 READERS: Final[Mapping[str, Reader]] = {
@@ -79,7 +79,7 @@ def read_quantized(
     return read
 
 
-def _as_conv1d(tensor: QuantizedTensor) -> QuantizedTensor:
+def _as_conv1d(tensor: MadeTensor) -> MadeTensor:
     """The parameter as transformers' Conv1D has it, [K, N]; tools store its codes like a Linear's."""
     if tensor.name.endswith("lm_head.weight"):
         return tensor

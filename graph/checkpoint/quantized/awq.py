@@ -11,7 +11,7 @@ from .expression import stored, transpose, unpack
 from .fields import Fields, refuse_excluded
 from .module import Module
 from .scheme import Read
-from .tensor import QuantizedTensor
+from .tensor import MadeTensor
 from .zero_points import with_zero_points
 
 
@@ -38,7 +38,7 @@ def read(config: Mapping[str, Any], where: str, modules: Mapping[str, Module]) -
     return Read(tensors, f"awq int4, {'rows' if group == -1 else f'groups of {group}'}")
 
 
-def _module(module: Module, group: int, zero_point: bool, where: str) -> QuantizedTensor:
+def _module(module: Module, group: int, zero_point: bool, where: str) -> MadeTensor:
     qweight = module.take("qweight", ("int32",), (None, None))
     inputs, words = qweight.shape
     outputs, width = words * 8, inputs if group == -1 else group
@@ -56,4 +56,4 @@ def _module(module: Module, group: int, zero_point: bool, where: str) -> Quantiz
     weight = with_zero_points(
         codes, transpose(stored(scales)), None if middle.all() else transpose(zeros), 8, "int4", width
     )
-    return QuantizedTensor(f"{module.name}.weight", weight, "int4", also=module.taken)
+    return MadeTensor(f"{module.name}.weight", weight, "int4", also=module.taken)

@@ -19,7 +19,7 @@ from .fields import Fields, names_module, refuse_excluded
 from .kv_scales import kv_scales
 from .module import Module
 from .scheme import CacheNumbers, Read
-from .tensor import QuantizedTensor, Rounding
+from .tensor import MadeTensor, Rounding
 
 #: Suffixes that only a quantized module has.
 _MARKS: Final = ("weight_packed", "weight_scale")
@@ -142,7 +142,7 @@ def _scheme_of(module: str, groups: Sequence[_Group], where: str) -> _Group:
     )
 
 
-def _module(module: Module, group: _Group) -> QuantizedTensor:
+def _module(module: Module, group: _Group) -> MadeTensor:
     weight, kind = FORMATS[group.format](module, group.weights)
     rounding = group.rounding
     if "input_zero_point" in module and module.array(module.accept("input_zero_point")).any():
@@ -153,7 +153,7 @@ def _module(module: Module, group: _Group) -> QuantizedTensor:
         else:
             x_scale = module.scalar("input_scale")
         rounding = Rounding(rounding.x_format, rounding.x_group, x_scale)
-    return QuantizedTensor(f"{module.name}.weight", weight, kind, rounding=rounding, also=module.taken)
+    return MadeTensor(f"{module.name}.weight", weight, kind, rounding=rounding, also=module.taken)
 
 
 def _cache(fields: Fields, where: str) -> Any:

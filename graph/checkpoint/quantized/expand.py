@@ -9,11 +9,11 @@ from onnx import helper
 
 from ... import ops
 from .expression import Value, float32
-from .tensor import QuantizedTensor
+from .tensor import MadeTensor
 from .to_nodes import NodeMaker, weight_expr
 
 
-def expand(model: onnx.ModelProto, quantized: Mapping[str, QuantizedTensor]) -> frozenset[str]:
+def expand(model: onnx.ModelProto, quantized: Mapping[str, MadeTensor]) -> frozenset[str]:
     """Replace every initializer that is named in ``quantized`` by the nodes that make its value.
 
     The value keeps its name. A product with an input scale multiplies x by it and takes the weight without

@@ -106,6 +106,14 @@ def gather(value: Value, indices: Array, axis: int) -> Value:
     return Value(shape, value.dtype, "Gather", "", (value, picked), {"axis": axis})
 
 
+def concat(values: Sequence[Value]) -> Value:
+    """Matrices one below the other; of several dtypes, in float32."""
+    if len({value.dtype for value in values}) > 1:
+        values = [float32(value) for value in values]
+    shape = (sum(value.shape[0] for value in values), *values[0].shape[1:])
+    return Value(shape, values[0].dtype, "Concat", "", tuple(values), {"axis": 0})
+
+
 def first(value: Value, count: int, axis: int) -> Value:
     """The first ``count`` rows or columns: what is left when padding is cut off."""
     if count == value.shape[axis]:

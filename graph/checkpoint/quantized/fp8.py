@@ -16,7 +16,7 @@ from .fields import Fields, refuse_excluded
 from .kv_scales import kv_scales
 from .module import FLOATS, Module
 from .scheme import CacheNumbers, Read
-from .tensor import QuantizedTensor, Rounding
+from .tensor import MadeTensor, Rounding
 
 E4M3 = ("float8_e4m3fn",)
 
@@ -61,18 +61,18 @@ def _block(fields: Fields) -> tuple[int, int] | None:
     return value[0], value[1]
 
 
-def _module(module: Module, block: tuple[int, int] | None, dynamic: bool) -> QuantizedTensor:
+def _module(module: Module, block: tuple[int, int] | None, dynamic: bool) -> MadeTensor:
     name = f"{module.name}.weight"
     codes = stored(module.take("weight", E4M3, (None, None)))
     if block:
         weight = in_blocks(module, "weight_scale_inv", codes, block)
-        return QuantizedTensor(name, weight, "fp8", rounding=Rounding("fp8", block[1]), also=module.taken)
+        return MadeTensor(name, weight, "fp8", rounding=Rounding("fp8", block[1]), also=module.taken)
     suffix = "weight_scale_inv" if "weight_scale_inv" in module else "weight_scale"
     weight = dequantize(codes, one_scale(module, suffix, codes.shape[0]), None, "fp8", 0)
     x_scale = 0.0
     if not dynamic:
         x_scale = module.scalar("activation_scale" if "activation_scale" in module else "input_scale")
-    return QuantizedTensor(name, weight, "fp8", rounding=Rounding("fp8", 0, x_scale), also=module.taken)
+    return MadeTensor(name, weight, "fp8", rounding=Rounding("fp8", 0, x_scale), also=module.taken)
 
 
 def one_scale(module: Module, suffix: str, rows: int) -> Value:

@@ -22,7 +22,7 @@ from ..config import read_json_object
 from ..safetensors_file import TensorInfo
 from .expression import dequantize, gather, stored, unpack
 from .scheme import Read
-from .tensor import QuantizedTensor
+from .tensor import MadeTensor
 
 #: The table of blocks in a converted folder.
 TABLE: Final = "gguf_blocks.json"
@@ -74,7 +74,7 @@ def read(folder: Path) -> Read | None:
     return Read(tensors, f"gguf {', '.join(kinds)}")
 
 
-def _tensor(name: str, entry: Blocks, file: Path, orders: list[npt.NDArray[Any]]) -> QuantizedTensor:
+def _tensor(name: str, entry: Blocks, file: Path, orders: list[npt.NDArray[Any]]) -> MadeTensor:
     kind = BLOCK_KINDS[entry.type]
     rows, inputs = entry.shape
     row_bytes = inputs // kind.width * kind.nbytes
@@ -92,4 +92,4 @@ def _tensor(name: str, entry: Blocks, file: Path, orders: list[npt.NDArray[Any]]
     )
     if entry.order is not None:
         weight = gather(weight, orders[entry.order], 0)
-    return QuantizedTensor(name, weight, layout)
+    return MadeTensor(name, weight, layout)

@@ -21,7 +21,7 @@ from .fields import Fields, refuse_excluded
 from .group_order import group_order
 from .module import Module
 from .scheme import Read
-from .tensor import QuantizedTensor
+from .tensor import MadeTensor
 from .zero_points import with_zero_points
 
 _IRRELEVANT: Final = (
@@ -96,7 +96,7 @@ def _check_dynamic(fields: Fields) -> None:
         )
 
 
-def _module(module: Module, scheme: _Scheme) -> QuantizedTensor:
+def _module(module: Module, scheme: _Scheme) -> MadeTensor:
     bits, per_word = scheme.bits, 32 // scheme.bits
     qweight = module.take("qweight", ("int32",), (None, None))
     inputs, outputs = qweight.shape[0] * per_word, qweight.shape[1]
@@ -113,7 +113,7 @@ def _module(module: Module, scheme: _Scheme) -> QuantizedTensor:
     weight = with_zero_points(codes, transpose(stored(scales)), zeros, middle, kind, width)
     if order is not None:
         weight = gather(weight, np.argsort(order), 1)
-    return QuantizedTensor(f"{module.name}.weight", weight, kind, also=module.taken)
+    return MadeTensor(f"{module.name}.weight", weight, kind, also=module.taken)
 
 
 def _order(module: Module, scheme: _Scheme, inputs: int, width: int) -> npt.NDArray[Any] | None:

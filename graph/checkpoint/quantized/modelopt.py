@@ -18,7 +18,7 @@ from .kv_scales import kv_scales
 from .modelopt_weights import ALGORITHMS
 from .module import Module
 from .scheme import CacheNumbers, Read
-from .tensor import QuantizedTensor
+from .tensor import MadeTensor
 
 #: No quant_algo: the weights are as they were, and only the cache is quantized.
 _NONE: Final = "NONE"
@@ -108,7 +108,7 @@ def _no_zero_points(fields: Fields) -> None:
     fields.choice("has_zero_point", (False,), False)
 
 
-def _module(module: Module, config: _Config, where: str) -> QuantizedTensor:
+def _module(module: Module, config: _Config, where: str) -> MadeTensor:
     algorithm, group = config.algorithm, config.group
     if algorithm == _NONE:
         raise CheckpointError(
@@ -130,7 +130,7 @@ def _module(module: Module, config: _Config, where: str) -> QuantizedTensor:
     input_scale = None
     if "pre_quant_scale" in module:
         input_scale = module.input_scale("pre_quant_scale", made.weight.shape[1])
-    return QuantizedTensor(
+    return MadeTensor(
         f"{module.name}.weight", made.weight, made.kind, input_scale, made.rounding, module.taken
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...quant_plan import CacheFormat
 from .module import Module
-from .tensor import QuantizedTensor
+from .tensor import MadeTensor
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Read:
         notes: sentences for the user.
     """
 
-    tensors: tuple[QuantizedTensor, ...]
+    tensors: tuple[MadeTensor, ...]
     description: str
     cache: CacheNumbers = CacheNumbers()
     used: frozenset[str] = frozenset()

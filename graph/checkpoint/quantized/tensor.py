@@ -1,7 +1,8 @@
-"""A quantized parameter: a float32 matrix to whoever asks for numbers, codes and scales to the graph."""
+"""A parameter that is made of stored tensors: numbers to whoever asks for them, a few nodes to the graph."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from castiron.errors import CheckpointError
+
 from ...quant_plan import ActivationFormat
 from ..safetensors_file import TensorInfo
-from .expression import Value, arithmetic
+from .expression import Value, arithmetic, concat, reshape, stored
 
 if TYPE_CHECKING:
     from ...weights import WeightExpr
@@ -30,16 +33,16 @@ NOT_ROUNDED = Rounding()
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedTensor:
-    """A parameter that a checkpoint stores as codes.
+class MadeTensor:
+    """A parameter that a checkpoint stores as codes, or expert by expert.
 
     Attributes:
-        name: of the parameter, as the checkpoint would call it unquantized ("...q_proj.weight").
-        weight: float32 [N, K], what (x * input_scale) is multiplied with.
+        name: of the parameter, as the checkpoint would call it unquantized and whole ("...q_proj.weight").
+        weight: [N, K] or [E, N, K], what (x * input_scale) is multiplied with; float32 where it is codes.
         input_scale: [K], or None: x as it is.
         rounding: of x, after ``input_scale``.
         also: stored tensors that were understood and are not part of ``weight``.
-        kind: for people: "int4", "fp8".
+        kind: for people: "int4", "fp8", "bfloat16".
     """
 
     name: str
@@ -58,12 +61,12 @@ class QuantizedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[N, K]."""
+        """[N, K] or [E, N, K]."""
         return self.weight.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32."""
+        """Of the numbers; float32 where they are codes."""
         return self.weight.dtype
 
     @property
@@ -91,6 +94,36 @@ class QuantizedTensor:
     def offset(self) -> int:
         """0: the parameter as a whole lies nowhere."""
         return 0
+
+    @classmethod
+    def of_experts(cls, name: str, experts: Sequence[Sequence[TensorInfo | MadeTensor]]) -> MadeTensor:
+        """The parameter [E, N, K] of a layer's experts: those of one are the rows of its matrices in turn.
+
+        Raises ``CheckpointError`` where experts differ in shape or in how they are quantized.
+        """
+        parts = [part for expert in experts for part in expert]
+        first = [part.shape for part in experts[0]]
+        for index, expert in enumerate(experts):
+            shapes = [part.shape for part in expert]
+            if shapes != first or any(len(shape) != 2 or shape[1] != first[0][1] for shape in shapes):
+                raise CheckpointError(
+                    f"expert {index} of {name!r} has matrices of shapes {[list(shape) for shape in shapes]}, "
+                    f"expert 0 {[list(shape) for shape in first]}; expected equal ones with equal inputs."
+                )
+        made = [part for part in parts if isinstance(part, MadeTensor)]
+        roundings = {part.rounding for part in made} | ({NOT_ROUNDED} if len(made) < len(parts) else set())
+        if len(roundings) > 1:
+            raise CheckpointError(
+                f"experts of {name!r} round their inputs differently ({', '.join(map(str, roundings))}); one "
+                "product has one rounding."
+            )
+        value = concat([part.value if isinstance(part, MadeTensor) else stored(part) for part in parts])
+        shape = (len(experts), value.shape[0] // len(experts), value.shape[1])
+        kinds = {part.kind if isinstance(part, MadeTensor) else part.dtype.name for part in parts}
+        also = tuple(tensor for part in made for tensor in part.also)
+        return cls(
+            name, reshape(value, shape), ", ".join(sorted(kinds)), rounding=roundings.pop(), also=also
+        )
 
     @cached_property
     def expr(self) -> WeightExpr:

@@ -9,7 +9,7 @@ static void linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int6
     const int64_t bytes = a.bf16 ? panel_bytes<PairForm>(a.k) : panel_bytes<FloatForm>(a.k);
     p.weight = a.weight + block_begin * p.panels_per_output * bytes;
     if (ahead.next_block >= 0) p.behind = a.weight + ahead.next_block * p.panels_per_output * bytes;
-    p.y = a.y + row_begin * a.n + block_begin * 16;
+    if (a.places == nullptr) p.y = a.y + row_begin * a.n + block_begin * 16;
     p.y_stride = a.n;
     float* wide = scratch;
     float* acc = scratch + kLinearWideFloats;

@@ -3,10 +3,11 @@
 // How rows of outputs are stored: as float32.
 struct FloatRows {
     CASTIRON_INLINE void store(const LinearOutput& a, int64_t row, int64_t column, Vec v, int lanes) {
-        store_n(a.y + row * a.n + column, v, lanes);
+        store_n(a.y + (a.places == nullptr ? row : a.places[row]) * a.n + column, v, lanes);
     }
+    // Of rows that may be past the end, whose places are not known.
     CASTIRON_INLINE const void* at(const LinearOutput& a, int64_t row, int64_t column) {
-        return a.y + row * a.n + column;
+        return a.y + (a.places == nullptr ? row : 0) * a.n + column;
     }
 };
 

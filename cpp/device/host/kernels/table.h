@@ -83,7 +83,8 @@ struct LinearOutput {
     Activation activation = Activation::kNone;
     float alpha = 1.0f;
     bool gated = false;
-    const LoraRows* lora = nullptr;  // added to the sums first; or null
+    const LoraRows* lora = nullptr;   // added to the sums first; or null
+    const int32_t* places = nullptr;  // [rows]: which row of y a row becomes; null: its own
 };
 
 struct LinearArgs : LinearOutput {

@@ -1,50 +1,36 @@
+// linear, gated_linear and their quantized forms.
 #include <algorithm>
 #include <optional>
 
-#include "device/host/ops/linear_tiles.h"
 #include "device/host/ops/lora.h"
 #include "device/host/ops/ops.h"
-#include "device/host/ops/rounded_rows.h"
+#include "device/host/ops/products.h"
 
 namespace castiron::host {
 namespace {
 
+// First the rows of x are prepared, where the product takes them otherwise than they lie (RoundedRows).
+template <typename Product>
 class Linear final : public Op {
 public:
-    explicit Linear(StepChecker& step) : kernels_(step.kernels()) {
-        const bool gated = step.step().kernel == "gated_linear";
+    Linear(StepChecker& step, bool gated) {
         const bool has_bias = step.flag("has_bias");
-        const std::string x_format = step.text_or("x_format", "auto");
-        if (x_format != "auto" && x_format != "float")
-            step.fail("unknown x_format '" + x_format + "': expected auto or float");
-        const bool has_residual = !gated && step.flag("has_residual");
-        step.expect(has_residual ? 2 : 1, has_bias ? 2 : 1, 1);
+        has_residual_ = !gated && step.flag("has_residual");
+        const size_t weights = Product::weight_count(step);
+        step.expect(has_residual_ ? 2 : 1, weights + size_t{has_bias}, 1);
         x_ = step.input(0);
         y_ = step.output(0);
-        args_.k = step.matrix(x_, true);
-        args_.n = step.matrix(y_, false);
-        blocks_ = (args_.n + 15) / 16;
+        sizes_.k = step.matrix(x_, true);
+        sizes_.n = step.matrix(y_, false);
+        sizes_.gated = gated;
         if (y_.shape[0] != x_.shape[0]) step.fail("input and output have different rows");
-
-        const ResolvedWeight& w = step.weight(0);
-        const bool bf16 = w.weight->layout == Layout::kPanel16x2;
-        if (!bf16 && (w.weight->layout != Layout::kPanel16 || w.weight->dtype != DType::kF32))
-            step.fail("weight '" + w.weight->name + "' must be packed in panels of f32 or bf16");
-        const int64_t expected = gated ? 2 * blocks_ * 16 : args_.n;
-        if (w.weight->shape[0] != expected || w.weight->shape[1] != args_.k) {
-            step.fail("weight '" + w.weight->name + "' has shape [" + std::to_string(w.weight->shape[0]) +
-                      ", " + std::to_string(w.weight->shape[1]) + "], expected [" + std::to_string(expected) +
-                      ", " + std::to_string(args_.k) + "]");
-        }
-        bf16_ = bf16 && kernels_.bf16.product != nullptr && x_format == "auto";
-        args_.weight = w.data;
-        args_.bf16 = bf16;
-        args_.gated = gated;
-        if (has_bias) args_.bias = step.vector_weight(1, {expected});
-        args_.activation = read_activation(step);
-        if (!gated) args_.alpha = static_cast<float>(step.number_or("alpha", 1));
-        has_residual_ = has_residual;
-        if (has_residual) {
+        product_.emplace(step, sizes_);
+        output_.n = sizes_.n;
+        output_.gated = gated;
+        if (has_bias) output_.bias = step.vector_weight(weights, {sizes_.bias_size()});
+        output_.activation = read_activation(step);
+        if (!gated) output_.alpha = static_cast<float>(step.number_or("alpha", 1));
+        if (has_residual_) {
             residual_ = step.input(1);
             step.check(residual_, DType::kF32, y_.shape);
             step.finish({{0, 1}});
@@ -52,20 +38,21 @@ public:
             step.finish();
         }
         lora_.emplace(step, x_, y_);
-        rounds_output_ = bf16_ && !has_residual && step.round_output(0);
+        rounds_output_ = product_->rounds_output() && !has_residual_ && step.round_output(0);
         const Limits& limits = step.program().limits;
-        if (rounds_input()) {
-            rounded_ = RoundedRows(bf16_row_bytes(args_.k),
-                                   x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows));
+        if (prepares()) {
+            rows_ = RoundedRows(product_->row_bytes(),
+                                x_.shape[0].bind(limits.max_num_tokens, limits.max_logit_rows));
         }
     }
 
+    // That of the product, rows of this thread's own, and what preparing one takes.
     [[nodiscard]] size_t scratch_floats() const override {
-        return std::max(kLinearScratchFloats, kLinearSumFloats + rounded_.scratch_floats());
+        return product_scratch() + rows_.scratch_floats() + product_->prepare_floats();
     }
-    [[nodiscard]] size_t workspace_floats(int) const override { return rounded_.workspace_floats(); }
+    [[nodiscard]] size_t workspace_floats(int) const override { return rows_.workspace_floats(); }
     [[nodiscard]] int phases(const StepContext& context, int) const override {
-        const int product = rounds_input() ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
+        const int product = prepares() ? RoundedRows::phases(context.bind(x_.shape[0])) : 1;
         return product + (lora_->active(context) ? 1 : 0);
     }
 
@@ -74,76 +61,73 @@ public:
         if (rows == 0) return;
         const bool adapted = lora_->active(context);
         if (adapted && phase-- == 0) return lora_->shrink(context, lane);
-        LinearArgs args = args_;
-        args.x = context.f32(x_);
-        args.x_stride = x_.row_stride;
-        if (rounds_output_) {
-            args.rounded = context.rounded(y_);
+        ProductTile tile;
+        if (prepares()) {
+            float* own = lane.scratch + product_scratch();
+            const float* x = context.f32(x_);
+            tile.x = rows_.take(context.workspace, lane, rows, phase, own, [&](int64_t row, std::byte* to) {
+                product_->prepare_row(x + row * x_.row_stride, to, own + rows_.scratch_floats());
+            });
+            if (tile.x == nullptr) return;
+            tile.x_stride = product_->row_bytes();
         } else {
-            args.y = context.f32(y_);
+            tile.x = context.rounded(x_);
+            tile.x_stride = x_.rounded ? product_->row_bytes() : x_.row_stride * 4;
         }
-        if (has_residual_) args.residual = context.f32(residual_);
+        LinearOutput output = output_;
+        if (rounds_output_) {
+            output.rounded = context.rounded(y_);
+        } else {
+            output.y = context.f32(y_);
+        }
+        if (has_residual_) output.residual = context.f32(residual_);
         LoraRows lora;
         if (adapted) {
             lora = lora_->rows(context);
-            args.lora = &lora;
+            output.lora = &lora;
         }
-        if (bf16_) return run_bf16(context, lane, phase, args, rows);
-
-        for_linear_tiles(context, lane, {.rows = rows, .blocks = blocks_},
+        const LinearShape shape{.rows = rows,
+                                .blocks = sizes_.blocks(),
+                                .panels_per_block = sizes_.panels_per_block(),
+                                .height = product_->height(),
+                                .row_bytes = tile.x_stride};
+        for_linear_tiles(context, lane, shape,
                          [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
                              const WeightsAhead& ahead) {
-                             kernels_.linear(args, row_begin, row_end, block_begin, block_end, lane.scratch,
-                                             ahead);
+                             tile.row_begin = row_begin;
+                             tile.row_end = row_end;
+                             tile.block_begin = block_begin;
+                             tile.block_end = block_end;
+                             tile.ahead = ahead;
+                             product_->run(output, tile, lane.scratch);
                          });
     }
 
 private:
-    [[nodiscard]] bool rounds_input() const { return bf16_ && !x_.rounded; }
-
-    // Both operands as bf16.
-    void run_bf16(const StepContext& context, const Lane& lane, int phase, const LinearArgs& args,
-                  int64_t rows) const {
-        float* sums = lane.scratch;
-        Bf16Args product{.weight = args.weight, .k = args.k, .gated = args.gated};
-        product.x_stride = bf16_row_bytes(args.k);
-        product.x = x_.rounded
-                        ? context.rounded(x_)
-                        : rounded_.take(context, lane, rows, phase, sums + kLinearSumFloats,
-                                        [&](int64_t row, std::byte* to) {
-                                            kernels_.bf16.round_row(args.x + row * args.x_stride, args.k, to);
-                                        });
-        if (product.x == nullptr) return;
-        const LinearShape shape{.rows = rows,
-                                .blocks = blocks_,
-                                .panels_per_block = args.gated ? 2 : 1,
-                                .height = kernels_.bf16.height,
-                                .row_bytes = product.x_stride};
-        const auto output = rounds_output_ ? kernels_.bf16.output : kernels_.linear_output;
-        for_linear_tiles(context, lane, shape,
-                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
-                             const WeightsAhead& ahead) {
-                             kernels_.bf16.product(product, row_begin, row_end, block_begin, block_end, sums,
-                                                   ahead);
-                             output(args, row_begin, row_end, block_begin, block_end, sums);
-                         });
+    [[nodiscard]] bool prepares() const { return product_->prepares(x_); }
+    // An adapter's shrink takes kLinearScratchFloats.
+    [[nodiscard]] size_t product_scratch() const {
+        return std::max(kLinearScratchFloats, product_->scratch_floats());
     }
 
-    const KernelTable& kernels_;
     Operand x_, y_, residual_;
-    LinearArgs args_;
+    ProductSizes sizes_;
+    std::optional<Product> product_;
+    LinearOutput output_;
     std::optional<LoraInput> lora_;
-    RoundedRows rounded_;
-    bool bf16_ = false;           // whether both operands are multiplied as bf16
-    bool rounds_output_ = false;  // whether y is rows of bf16
-    int64_t blocks_ = 0;
+    RoundedRows rows_;
     bool has_residual_ = false;
+    bool rounds_output_ = false;  // y is rows of bf16
 };
 
 }  // namespace
 
 std::unique_ptr<Op> make_linear(StepChecker& step) {
-    return std::make_unique<Linear>(step);
+    return std::make_unique<Linear<FloatProduct>>(step, step.step().kernel == "gated_linear");
+}
+
+std::unique_ptr<Op> make_quantized_linear(StepChecker& step) {
+    return std::make_unique<Linear<QuantizedProduct>>(step, step.step().kernel == "quantized_gated_linear");
 }
 
 }  // namespace castiron::host

@@ -1,4 +1,4 @@
-// How the product of many rows is cut: shared by linear and quantized_linear.
+// How the product of many rows is cut.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +21,34 @@ struct LinearShape {
     int64_t row_bytes = 0;  // of activations
 };
 
+struct LinearTile {
+    int64_t row_begin = 0, row_end = 0;
+    int64_t block_begin = 0, block_end = 0;
+};
+
 // Tiles of rows x blocks: `chunk` blocks at a time by one of `row_tiles` parts of the rows.
 struct LinearTiles {
     int64_t row_tiles = 1;
     int64_t chunk = 1;
     bool rows_first = false;  // hand out all rows of a chunk before the next chunk
+
+    [[nodiscard]] int64_t chunks(const LinearShape& shape) const {
+        return (shape.blocks + chunk - 1) / chunk;
+    }
+    [[nodiscard]] int64_t count(const LinearShape& shape) const { return row_tiles * chunks(shape); }
+    [[nodiscard]] int64_t first_block(const LinearShape& shape, int64_t tile) const {
+        return (rows_first ? tile / row_tiles : tile % chunks(shape)) * chunk;
+    }
+    // Its rows may be none: there may be fewer units of rows than tiles.
+    [[nodiscard]] LinearTile at(const LinearShape& shape, int64_t tile) const {
+        const int64_t units = (shape.rows + shape.height - 1) / shape.height;
+        const int64_t part = rows_first ? tile % row_tiles : tile / chunks(shape);
+        const int64_t block = first_block(shape, tile);
+        return {.row_begin = units * part / row_tiles * shape.height,
+                .row_end = std::min(units * (part + 1) / row_tiles * shape.height, shape.rows),
+                .block_begin = block,
+                .block_end = std::min(block + chunk, shape.blocks)};
+    }
 };
 
 // At most `most` rows in a tile, and fewer where that gives too few tiles for the threads, but not below
@@ -55,14 +78,24 @@ struct LinearTiles {
     return t;
 }
 
+// At most so many rows stream weights from memory once.
+inline constexpr int64_t kStreamRows = 6;
+
+[[nodiscard]] inline LinearTiles linear_tiles(const LinearShape& shape, int64_t parts) {
+    if (shape.rows <= kStreamRows) {
+        return {.chunk = std::clamp<int64_t>(shape.blocks / (parts * 2), 1, kMaxLinearBlocks)};
+    }
+    const bool matrix = shape.height > 1 && shape.rows > kMaxLinearRows;
+    return matrix ? matrix_tiles(shape, parts) : vector_tiles(shape, parts);
+}
+
 // Calls f(row_begin, row_end, block_begin, block_end, WeightsAhead) for this thread's part; what a call
 // covers has room in kLinearSumFloats.
 template <typename F>
 void for_linear_tiles(const StepContext& context, const Lane& lane, const LinearShape& shape, F f) {
-    constexpr int64_t kStreamRows = 6;
     WeightsAhead ahead;
     if (shape.rows <= kStreamRows) {
-        // Weights stream from memory once: one contiguous run for each thread.
+        // One contiguous run of weights for each thread.
         const auto [begin, end] = lane.share(shape.blocks);
         for (int64_t block = begin; block < end; block += kMaxLinearBlocks) {
             const int64_t next = block + kMaxLinearBlocks;
@@ -72,21 +105,17 @@ void for_linear_tiles(const StepContext& context, const Lane& lane, const Linear
         }
         return;
     }
-    const bool matrix = shape.height > 1 && shape.rows > kMaxLinearRows;
-    const LinearTiles t = matrix ? matrix_tiles(shape, lane.parts) : vector_tiles(shape, lane.parts);
-    const int64_t chunks = (shape.blocks + t.chunk - 1) / t.chunk, tiles = t.row_tiles * chunks;
-    const int64_t units = (shape.rows + shape.height - 1) / shape.height;
-    const auto first_block = [&](int64_t tile) {
-        return (t.rows_first ? tile / t.row_tiles : tile % chunks) * t.chunk;
-    };
+    const LinearTiles t = linear_tiles(shape, lane.parts);
+    const int64_t tiles = t.count(shape);
     // Tiles are handed out as threads come, which is in turn where nothing disturbs them.
     for (int64_t tile = context.next(); tile < tiles; tile = context.next()) {
-        const int64_t row_tile = t.rows_first ? tile % t.row_tiles : tile / chunks;
-        const int64_t block = first_block(tile), next = tile + lane.parts;
-        const int64_t begin = units * row_tile / t.row_tiles * shape.height;
-        const int64_t end = std::min(units * (row_tile + 1) / t.row_tiles * shape.height, shape.rows);
-        ahead.next_block = next < tiles && first_block(next) != block ? first_block(next) : -1;
-        if (begin < end) f(begin, end, block, std::min(block + t.chunk, shape.blocks), ahead);
+        const LinearTile part = t.at(shape, tile);
+        const int64_t next = tile + lane.parts;
+        const int64_t next_block = next < tiles ? t.first_block(shape, next) : part.block_begin;
+        ahead.next_block = next_block != part.block_begin ? next_block : -1;
+        if (part.row_begin < part.row_end) {
+            f(part.row_begin, part.row_end, part.block_begin, part.block_end, ahead);
+        }
         ahead.cold = false;
     }
 }

@@ -12,6 +12,8 @@ namespace castiron::host {
 std::unique_ptr<Op> make_embedding(StepChecker& step);
 std::unique_ptr<Op> make_linear(StepChecker& step);            // linear, gated_linear
 std::unique_ptr<Op> make_quantized_linear(StepChecker& step);  // quantized_linear, quantized_gated_linear
+std::unique_ptr<Op> make_expert_linear(StepChecker& step);     // expert_[gated_]linear
+std::unique_ptr<Op> make_quantized_expert_linear(StepChecker& step);  // quantized_expert_[gated_]linear
 std::unique_ptr<Op> make_round(StepChecker& step);
 std::unique_ptr<Op> make_norm(StepChecker& step);  // [add_]rms_norm, [add_]layer_norm
 std::unique_ptr<Op> make_rope(StepChecker& step);
@@ -29,6 +31,8 @@ std::unique_ptr<Op> make_concat(StepChecker& step);
 std::unique_ptr<Op> make_reduce(StepChecker& step);
 std::unique_ptr<Op> make_softmax(StepChecker& step);
 std::unique_ptr<Op> make_matmul(StepChecker& step);
+std::unique_ptr<Op> make_top_k(StepChecker& step);
+std::unique_ptr<Op> make_gather_elements(StepChecker& step);
 std::unique_ptr<Op> make_native(StepChecker& step);
 
 // The op of a step, by its kernel.

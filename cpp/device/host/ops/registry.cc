@@ -14,6 +14,10 @@ constexpr std::pair<std::string_view, Maker> kMakers[] = {
     {"gated_linear", make_linear},
     {"quantized_linear", make_quantized_linear},
     {"quantized_gated_linear", make_quantized_linear},
+    {"expert_linear", make_expert_linear},
+    {"expert_gated_linear", make_expert_linear},
+    {"quantized_expert_linear", make_quantized_expert_linear},
+    {"quantized_expert_gated_linear", make_quantized_expert_linear},
     {"round", make_round},
     {"rms_norm", make_norm},
     {"add_rms_norm", make_norm},
@@ -35,6 +39,8 @@ constexpr std::pair<std::string_view, Maker> kMakers[] = {
     {"reduce", make_reduce},
     {"softmax", make_softmax},
     {"matmul", make_matmul},
+    {"top_k", make_top_k},
+    {"gather_elements", make_gather_elements},
     {"native", make_native},
 };
 

@@ -23,13 +23,17 @@ public:
     }
     [[nodiscard]] static int phases(int64_t rows) { return rows > kOwnRows ? 2 : 1; }
 
-    // Calls write(row, to) for what this thread has to write in this phase; own: scratch_floats() of the
-    // thread. The first row, or null where the product has to wait for the next phase.
+    // So many rows every thread writes for itself.
+    static constexpr int64_t kOwnRows = 8;
+
+    // Calls write(row, to) for what this thread has to write in this phase; shared: workspace_floats() of all
+    // threads, own: scratch_floats() of this one. The first row, or null where the product has to wait for
+    // the next phase.
     template <typename F>
-    [[nodiscard]] const std::byte* take(const StepContext& context, const Lane& lane, int64_t rows, int phase,
-                                        float* own, F write) const {
+    [[nodiscard]] const std::byte* take(float* shared, const Lane& lane, int64_t rows, int phase, float* own,
+                                        F write) const {
         const bool alone = rows <= kOwnRows;
-        auto* at = reinterpret_cast<std::byte*>(alone ? own : context.workspace);
+        auto* at = reinterpret_cast<std::byte*>(alone ? own : shared);
         if (alone || phase == 0) {
             const auto [begin, end] = alone ? std::pair{int64_t{0}, rows} : lane.share(rows);
             for (int64_t row = begin; row < end; ++row) write(row, at + row * row_bytes_);
@@ -38,7 +42,6 @@ public:
     }
 
 private:
-    static constexpr int64_t kOwnRows = 8;
     [[nodiscard]] size_t row_floats() const { return static_cast<size_t>(row_bytes_) / sizeof(float); }
 
     int64_t row_bytes_ = 0, max_rows_ = 0;

@@ -1,4 +1,4 @@
-"""A quantized checkpoint in the captured graph: its parameters, and what it says of x and the cache."""
+"""Parameters that are made of stored tensors in the captured graph; what codes say of x and the cache."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from ..quant_plan import CacheScales, LinearPlan, QuantPlan
 from .layers import AttentionLayer
 
 if TYPE_CHECKING:
-    from ..checkpoint.quantized import Read
+    from ..checkpoint.quantized import CacheNumbers, MadeTensor
 
 
-def put_quantized(model: onnx.ModelProto, read: Read, layers: Sequence[AttentionLayer]) -> QuantPlan:
-    """Replace the tensors that stand for quantized parameters by nodes over what is stored, in ``model``.
+def put_made(
+    model: onnx.ModelProto,
+    tensors: Mapping[str, MadeTensor],
+    cache: CacheNumbers,
+    layers: Sequence[AttentionLayer],
+) -> QuantPlan:
+    """Replace the tensors that stand for made parameters by nodes over what is stored, in ``model``.
 
     Returns the rest of what the checkpoint says, for the passes. Raises ``CheckpointError`` for scales of
     a cache layer that the model does not have.
     """
     from ..checkpoint.quantized.expand import expand
 
-    tensors = {tensor.name: tensor for tensor in read.tensors}
     placed = expand(model, tensors)
     linears = {
         name: LinearPlan(x_format=rounding.x_format, x_group=rounding.x_group, x_scale=rounding.x_scale)
         for name in placed
         if (rounding := tensors[name].rounding).x_format
     }
-    cache = read.cache
     scales = {
         layer.index: CacheScales((k,) * layer.kv_heads, (v,) * layer.kv_heads)
         for layer, k, v in _by_layer(cache.k, cache.v, layers)
