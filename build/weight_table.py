@@ -152,7 +152,8 @@ class WeightTable:
         if use.values:
             return _Form((), "rows", "f32", values=use.values)
         if use.role == "vector":
-            return _Form(use.parts, "rows", "f32", interleaved=self._panels and len(use.parts) == 2)
+            pair = self._panels and len(use.parts) == 2
+            return _Form(use.parts, "rows", "f32", interleaved=pair, stacked=use.stacked if pair else 1)
         if use.role == "plain":
             return _Form(use.parts, "rows", self._dtype)
         if use.role == "matrix" or use.role == "table":

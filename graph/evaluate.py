@@ -21,6 +21,7 @@ from . import ops
 from .custom import CustomOp
 from .fake_quant import fake_quantize
 from .numpy_ops import Array
+from .weights.exprs import pick_rows
 from .weights.quantized import dequantize, quantize
 from .weights.unpack import unpack
 
@@ -207,6 +208,22 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
     ) -> Array:
         return math.expert_linear(fake_quantize(x, **rounding), expert_ids, w, b, experts)
 
+    def _expert_gated_linear(
+        x: Array,
+        expert_ids: Array,
+        w_gate: Array,
+        w_up: Array,
+        b_gate: Array | None = None,
+        b_up: Array | None = None,
+        *,
+        experts: int,
+        activation: str,
+        **rounding: Any,
+    ) -> Array:
+        x = fake_quantize(x, **rounding)
+        gate = math.expert_linear(x, expert_ids, w_gate, b_gate, experts)
+        return math.activation(gate, activation) * math.expert_linear(x, expert_ids, w_up, b_up, experts)
+
     def _activation(x: Array, *, fn: str) -> Array:
         return math.activation(x, fn)
 
@@ -326,6 +343,8 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         "Linear": _linear,
         "GatedLinear": _gated_linear,
         "ExpertLinear": _expert_linear,
+        "ExpertGatedLinear": _expert_gated_linear,
+        "PickRows": pick_rows,
         "CombineExperts": math.combine_experts,
         "RMSNorm": _rms_norm,
         "LayerNorm": _layer_norm,

@@ -57,6 +57,11 @@ _CACHE_ROUNDING = ("kv_format", "k_scale", "v_scale")
 OPS: dict[str, OpSpec] = {
     "Linear": OpSpec(("x", "w", "b?", "residual?"), ("y",), ("activation", "alpha", *_ROUNDING)),
     "ExpertLinear": OpSpec(("x", "expert_ids", "w", "b?"), ("y",), ("experts", *_ROUNDING)),
+    "ExpertGatedLinear": OpSpec(
+        ("x", "expert_ids", "w_gate", "w_up", "b_gate?", "b_up?"),
+        ("y",),
+        ("experts", "activation", *_ROUNDING),
+    ),
     "CombineExperts": OpSpec(("y", "weights"), ("o",)),
     "RMSNorm": OpSpec(("x", "w?"), ("y",), ("eps", "one_plus", "group")),
     "Rope": OpSpec(("x", "cos", "sin"), ("y",), ("style", "cos_layout")),
@@ -80,6 +85,7 @@ OPS: dict[str, OpSpec] = {
     "GatherRows": OpSpec(("x", "logit_rows"), ("y",)),
     # Weight expressions
     "Unpack": OpSpec(("raw",), ("codes",), ("layout",)),
+    "PickRows": OpSpec(("w",), ("rows",), ("experts", "start", "step", "count")),
     "Quantize": OpSpec(("w", "scale", "offset?"), ("codes",), ("format", "group")),
     "Dequantize": OpSpec(("codes", "scale", "offset?"), ("w",), ("format", "group", "source")),
 }

@@ -26,8 +26,8 @@ from .attention import dispatch
 from .fake import build_fake_model
 from .gates import census, check_config, check_fields, check_layer_count, check_modules, check_version
 from .layers import AttentionLayer, attention_layers
-from .numeric import compare
 from .made import put_made
+from .numeric import compare
 from .trace import Traced, trace
 from .twin import describe, is_small, structural_difference, twins
 

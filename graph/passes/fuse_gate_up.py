@@ -1,4 +1,4 @@
-"""act(x·gate) · (x·up) becomes GatedLinear: one pass over x, no intermediate tensors."""
+"""act(x·gate) · (x·up) becomes GatedLinear, of experts ExpertGatedLinear: one pass over x, no tensors between."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .rewriter import (
     rounding_of,
     shape_of,
 )
+
+_GATED = {"Linear": "GatedLinear", "ExpertLinear": "ExpertGatedLinear"}
 
 
 def fuse_gate_up(rewriter: Rewriter, ctx: PassContext) -> int:
@@ -40,20 +42,24 @@ def _fuse(rewriter: Rewriter, node: Node, activation: Node, up: Tensor) -> bool:
     if (
         gate_half is None
         or up_half is None
-        or gate_half.x is not up_half.x
+        or gate_half.kind != up_half.kind
+        or any(a is not b for a, b in zip(gate_half.x, up_half.x, strict=True))
         or rounding_of(gate_half.linear) != rounding_of(up_half.linear)
-        or codes_of(gate_half.linear.inputs[1]) != codes_of(up_half.linear.inputs[1])
+        or codes_of(gate_half.stored) != codes_of(up_half.stored)
         or gate_half.width != up_half.width
     ):
         return False
     output = node.outputs[0]
     if shape_of(output)[-1] != gate_half.width:
         return False
+    attrs = {"activation": activation.attrs["fn"], **rounding_of(gate_half.linear)}
+    if gate_half.experts:
+        attrs["experts"] = gate_half.experts
     y = rewriter.op(
-        "GatedLinear",
-        [gate_half.x, gate_half.weight(), up_half.weight(), gate_half.bias(), up_half.bias()],
+        _GATED[gate_half.kind],
+        [*gate_half.x, gate_half.weight(), up_half.weight(), gate_half.bias(), up_half.bias()],
         shape_of(output),
-        attrs={"activation": activation.attrs["fn"], **rounding_of(gate_half.linear)},
+        attrs=attrs,
         domain=CASTIRON,
         hint=f"{output.name}.gated",
     )
@@ -62,25 +68,36 @@ def _fuse(rewriter: Rewriter, node: Node, activation: Node, up: Tensor) -> bool:
 
 
 class _Half:
-    """Output features [start, stop) of a Linear, as a projection of their own."""
+    """Output features [start, stop) of a Linear or an ExpertLinear, as a projection of their own."""
 
     def __init__(self, rewriter: Rewriter, linear: Node, start: int, stop: int) -> None:
         self.rewriter = rewriter
         self.linear = linear
         self.start = start
         self.stop = stop
-        self.x = linear.inputs[0]
+        self.kind: str = linear.op
+        self.experts = int(linear.attrs.get("experts", 0))
+        inputs = 2 if self.experts else 1  # those of experts name the matrix as well
+        self.x = linear.inputs[:inputs]
+        self.stored = linear.inputs[inputs]
+        self._bias = optional_input(linear, inputs + 1)
         self.width = stop - start
 
     def weight(self) -> Tensor:
-        return self._rows(self.linear.inputs[1])
+        return self._rows(self.stored)
 
     def bias(self) -> Tensor | None:
-        bias = optional_input(self.linear, 2)
-        return None if bias is None else self._rows(bias)
+        return None if self._bias is None else self._rows(self._bias)
 
     def _rows(self, tensor: Tensor) -> Tensor:
         dims = shape_of(tensor)
+        if self.experts:
+            cut = {"experts": self.experts, "start": self.start, "step": 1, "count": self.width}
+            shape = [self.experts * self.width, *dims[1:]]
+            name = f"{tensor.name}[{self.start}:{self.stop}]"
+            return self.rewriter.op(
+                "PickRows", [tensor], shape, attrs=cut, domain=CASTIRON, dtype=tensor.dtype, hint=name
+            )
         if self.width == dims[0]:
             return tensor
         bounds = [self.rewriter.constant([v], "bound") for v in (self.start, self.stop, 0, 1)]
@@ -91,21 +108,22 @@ class _Half:
 
 
 def _projection(rewriter: Rewriter, tensor: Tensor) -> _Half | None:
-    if len(shape_of(tensor)) != 2:
+    kind = {2: "Linear", 3: "ExpertLinear"}.get(len(shape_of(tensor)))
+    if kind is None:
         return None
-    linear = produced_by(tensor, "Linear")
+    linear = produced_by(tensor, kind)
     start, stop = 0, int(shape_of(tensor)[-1])
     if linear is None:
         part = last_axis_range(tensor)
         if part is None or len(tensor.outputs) != 1:
             return None
         source, start, stop = part
-        linear = produced_by(source, "Linear")
+        linear = produced_by(source, kind)
     elif len(tensor.outputs) != 1:
         return None
     plain = (
         linear is not None
-        and optional_input(linear, 3) is None
+        and (kind != "Linear" or optional_input(linear, 3) is None)
         and linear.attrs.get("activation", "none") == "none"
         and linear.attrs.get("alpha", 1.0) == 1.0
     )

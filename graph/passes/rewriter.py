@@ -108,7 +108,15 @@ def rounding_of(node: Node) -> dict[str, Any]:
 def codes_of(weight: Tensor) -> tuple[str, int] | None:
     """(format, group) of a weight expression that is a quantized matrix, perhaps cut or rearranged."""
     node = producer(weight)
-    while node is not None and node.op in ("Gather", "Slice", "Split", "Concat", "Reshape", "Identity"):
+    while node is not None and node.op in (
+        "Gather",
+        "Slice",
+        "Split",
+        "Concat",
+        "Reshape",
+        "Identity",
+        "PickRows",
+    ):
         node = producer(node.inputs[0])
     if node is None or node.op != "Dequantize" or node.domain != CASTIRON:
         return None

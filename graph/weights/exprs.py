@@ -353,6 +353,48 @@ def _unmoved(expr: WeightExpr) -> WeightExpr:
             return expr
 
 
+def pick_rows(w: Array, *, experts: int, start: int, step: int, count: int) -> Array:
+    """Rows start, start + step, ... (``count`` of them) of each of ``experts`` arrays that lie one below the
+    other in w [experts·N, ...]: [experts·count, ...].
+    """
+    each: Array = w.reshape(experts, -1, *w.shape[1:])[:, start : start + step * (count - 1) + 1 : step]
+    return each.reshape(experts * count, *w.shape[1:])
+
+
+class PickedRows(WeightExpr):
+    """See ``pick_rows``."""
+
+    def __init__(self, source: WeightExpr, experts: int, start: int, step: int, count: int) -> None:
+        super().__init__(source.name, (experts * count, *source.shape[1:]), source.dtype)
+        self._source, self._height, self._count = source, source.shape[0] // experts, count
+        self._options = {"experts": experts, "start": start, "step": step, "count": count}
+        if start + step * (count - 1) >= self._height:
+            raise ValueError(f"{source.name}: row {start + step * (count - 1)} of {self._height}")
+
+    def fill(self, start: int, stop: int, out: Array) -> None:
+        """See ``WeightExpr.fill``."""
+        step, place = self._options["step"], start
+        while place < stop:
+            expert, first = divmod(place, self._count)
+            count = min(self._count - first, stop - place)
+            begin = expert * self._height + self._options["start"] + step * first
+            target = out[place - start : place - start + count]
+            if step == 1:
+                self._source.fill(begin, begin + count, target)
+            else:
+                target[...] = self._source.rows(begin, begin + step * (count - 1) + 1)[::step]
+            place += count
+
+    def without_upcast(self) -> WeightExpr:
+        """See ``WeightExpr.without_upcast``."""
+        return PickedRows(self._source.without_upcast(), **self._options)
+
+    def parts(self) -> QuantizedParts | None:
+        """See ``WeightExpr.parts``."""
+        found = self._source.parts()
+        return None if found is None else found.with_rows(lambda part: PickedRows(part, **self._options))
+
+
 #: Rows of a panel of the host's layouts (engines/program.py).
 _PANEL: Final = 16
 
@@ -360,8 +402,9 @@ _PANEL: Final = 16
 def panelled(expr: WeightExpr, matrices: int) -> WeightExpr:
     """``matrices`` equal ones that lie one below the other in ``expr``, with zeros behind each that fill its
     last panel."""
-    rows = expr.shape[0] // matrices
-    return expr if matrices == 1 or rows % _PANEL == 0 else Panelled(expr, matrices)
+    if matrices == 1 or expr.shape[0] // matrices % _PANEL == 0:
+        return expr
+    return Panelled(expr, matrices)
 
 
 class Panelled(WeightExpr):

@@ -27,6 +27,7 @@ from .exprs import (
     Constant,
     Elementwise,
     Gather,
+    PickedRows,
     Reshape,
     Slice,
     Stored,
@@ -51,7 +52,7 @@ _ELEMENTWISE: Final[Mapping[str, np.ufunc]] = {
 }
 
 #: Ops of the castiron domain that make weights of weights.
-_OWN: Final = frozenset({"Unpack", "Quantize", "Dequantize"})
+_OWN: Final = frozenset({"PickRows", "Unpack", "Quantize", "Dequantize"})
 
 
 class WeightGraph:
@@ -186,6 +187,8 @@ def _own(node: onnx.NodeProto, inputs: Sequence[WeightExpr]) -> WeightExpr:
     attrs = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
     if node.op_type == "Unpack":
         return Unpack(inputs[0], attrs["layout"].decode())
+    if node.op_type == "PickRows":
+        return PickedRows(inputs[0], **attrs)
     make = Quantize if node.op_type == "Quantize" else Dequantize
     offset = inputs[2] if len(inputs) > 2 else None
     return make(inputs[0], inputs[1], offset, attrs["format"].decode(), attrs["group"])

@@ -83,6 +83,46 @@ def _quantized(op: Op, context: Context) -> Lowering:
     return _product(op, "quantized_expert_linear", uses, attrs)
 
 
+def _gated_fits(op: Op, context: Context) -> bool:
+    return _linear_fits(op, context) and _biases_in_pairs(op)
+
+
+def _gated(op: Op, context: Context) -> Lowering:
+    weights = [WeightUse(_pair(op, 2), "matrix", stacked=int(op.attrs["experts"]))]
+    return _gated_product(op, "expert_gated_linear", weights, x_format(context))
+
+
+def _quantized_gated_fits(op: Op, context: Context) -> bool:
+    same = op.required(2).quant == op.required(3).quant
+    return _quantized_fits(op, context) and same and _biases_in_pairs(op)
+
+
+def _quantized_gated(op: Op, context: Context) -> Lowering:
+    quant = op.required(2).quant
+    assert quant is not None  # _quantized_fits
+    uses, stored = quantized_uses(_pair(op, 2), quant, int(op.attrs["experts"]))
+    attrs = {**stored, **rounding(op, context, quant)}
+    return _gated_product(op, "quantized_expert_gated_linear", uses, attrs)
+
+
+def _biases_in_pairs(op: Op) -> bool:
+    return (op.input(4) is None) == (op.input(5) is None)
+
+
+def _pair(op: Op, first: int) -> tuple[str, str]:
+    return op.required(first).name, op.required(first + 1).name
+
+
+def _gated_product(op: Op, kernel: str, weights: list[WeightUse], attrs: dict[str, Attr]) -> Lowering:
+    has_bias = op.input(4) is not None
+    experts = int(op.attrs["experts"])
+    vectors = [WeightUse(_pair(op, 4), "vector", stacked=experts)] if has_bias else []
+    own: dict[str, Attr] = {"experts": experts, "has_bias": has_bias}
+    attrs = {**attrs, **own, "activation": str(op.attrs["activation"])}
+    inputs = [op.required(0).name, op.required(1).name]
+    return Lowering((host_call(kernel, inputs, [op.outputs[0].name], [*weights, *vectors], attrs),))
+
+
 def _product(op: Op, kernel: str, weights: list[WeightUse], attrs: dict[str, Attr]) -> Lowering:
     bias = op.input(3)
     attrs |= {"experts": int(op.attrs["experts"]), "has_bias": bias is not None}
@@ -93,8 +133,8 @@ def _product(op: Op, kernel: str, weights: list[WeightUse], attrs: dict[str, Att
 
 def _cost(op: Op, context: Context, tokens: int) -> float:
     """The larger of arithmetic and reading the matrices of all experts once; a quantized product is dear."""
-    matrix = op.required(2)
-    one = element_count(matrix.shape, tokens) / int(op.attrs["experts"])
+    matrices = [o for o in op.inputs if o is not None and o.constant and len(o.shape) == 2]
+    one = sum(element_count(o.shape, tokens) for o in matrices) / int(op.attrs["experts"])
     arithmetic = 2.0 * element_count(op.required(1).shape, tokens) * one / FLOPS
     return max(arithmetic, bandwidth_cost(op, context, tokens))
 
@@ -114,6 +154,22 @@ TACTICS = (
         "host",
         _quantized_fits,
         _quantized,
+        _quantized_cost,
+    ),
+    Tactic(
+        "host.expert_gated_linear",
+        "castiron.ExpertGatedLinear",
+        "host",
+        _gated_fits,
+        _gated,
+        _cost,
+    ),
+    Tactic(
+        "host.quantized_expert_gated_linear",
+        "castiron.ExpertGatedLinear",
+        "host",
+        _quantized_gated_fits,
+        _quantized_gated,
         _quantized_cost,
     ),
     Tactic(

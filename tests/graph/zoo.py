@@ -32,7 +32,12 @@ _FALCON = {
 _MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "decoder_sparse_step": 1}
+_QWEN_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+}
 _GROUPED = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,

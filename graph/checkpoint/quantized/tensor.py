@@ -121,9 +121,7 @@ class MadeTensor:
         shape = (len(experts), value.shape[0] // len(experts), value.shape[1])
         kinds = {part.kind if isinstance(part, MadeTensor) else part.dtype.name for part in parts}
         also = tuple(tensor for part in made for tensor in part.also)
-        return cls(
-            name, reshape(value, shape), ", ".join(sorted(kinds)), rounding=roundings.pop(), also=also
-        )
+        return cls(name, reshape(value, shape), ", ".join(sorted(kinds)), rounding=roundings.pop(), also=also)
 
     @cached_property
     def expr(self) -> WeightExpr:
