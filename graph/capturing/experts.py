@@ -1,8 +1,8 @@
 """Experts of a mixture: two products whose matrix each token's router picks.
 
-transformers has one interface for them (``use_experts_implementation``): the experts of a layer are one module
-that gets x, the experts chosen for each token and their weights, and holds all matrices of a kind in one
-parameter. Its forward is replaced by products with picked matrices around the module's own gate, which is
+transformers has one interface for them (``use_experts_implementation``): the experts of a layer are one
+module that gets x, the experts chosen for each token and their weights, and holds all matrices of a kind in
+one parameter. Its forward is replaced by products with picked matrices around the module's own gate, which is
 traced as it is, like the router before it.
 """
 

@@ -1,4 +1,4 @@
-"""act(x·gate) · (x·up) becomes GatedLinear, of experts ExpertGatedLinear: one pass over x, no tensors between."""
+"""act(x·gate) · (x·up) becomes GatedLinear, of experts ExpertGatedLinear: one pass over x."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs  # type: ignore[import-untyped]
 from ..ops import check_vocabulary
 from .canonicalize import canonicalize
 from .clean_up import clean_up
+from .cut_expert_rows import cut_expert_rows
 from .drop_batch import drop_batch
 from .fold_input_scale import fold_input_scale
 from .fold_partial_rope import fold_partial_rope
@@ -51,6 +52,7 @@ PASSES: tuple[Pass, ...] = (
     replace_patterns,
     fuse_embedding,
     fuse_qkv,
+    cut_expert_rows,
     fuse_gate_up,
     fuse_activation,
     fuse_scale,

@@ -19,9 +19,12 @@ from .rewriter import (
     shape_of,
 )
 
+#: Which operand of a product is its matrix; the bias comes behind it.
+_WEIGHT = {"Linear": 1, "ExpertLinear": 2}
+
 
 def quantize_linears(rewriter: Rewriter, ctx: PassContext) -> int:
-    """Apply ``ctx.quantization`` to every Linear that it names; returns how many.
+    """Apply ``ctx.quantization`` to every product that it names; returns how many.
 
     Runs before weights are rearranged, so that scales belong to rows and columns as the model has them.
     """
@@ -32,9 +35,10 @@ def quantize_linears(rewriter: Rewriter, ctx: PassContext) -> int:
     scaled: dict[tuple[int, str], Tensor] = {}
     applied = 0
     for node in list(rewriter.graph.nodes):
-        if node.op != "Linear" or node.domain != CASTIRON:
+        if node.op not in _WEIGHT or node.domain != CASTIRON:
             continue
-        name = next((name for name in _weight_names(node.inputs[1]) if name in plans), None)
+        weight = node.inputs[_WEIGHT[node.op]]
+        name = next((name for name in _weight_names(weight) if name in plans), None)
         if name is not None:
             _apply(rewriter, node, name, plans[name], scaled)
             used.add(name)
@@ -70,14 +74,17 @@ def _apply(
 ) -> None:
     if plan.x_format:
         node.attrs.update(x_format=plan.x_format, x_group=plan.x_group, x_scale=float(plan.x_scale))
+    matrix = _WEIGHT[node.op]
     if plan.output_scale is not None:
-        bias = optional_input(node, 2)
+        bias = optional_input(node, matrix + 1)
         if bias is not None:
             factor = rewriter.stored(plan.output_scale)
             wide = rewriter.float32(bias)
-            node.inputs[2] = rewriter.op("Mul", [wide, factor], shape_of(bias), hint=f"{bias.name}.scaled")
+            node.inputs[matrix + 1] = rewriter.op(
+                "Mul", [wide, factor], shape_of(bias), hint=f"{bias.name}.scaled"
+            )
     if plan.format is not None:
-        node.inputs[1] = _quantized(rewriter, node.inputs[1], name, plan)
+        node.inputs[matrix] = _quantized(rewriter, node.inputs[matrix], name, plan)
     if plan.input_scale is not None and not plan.input_is_scaled:
         x = node.inputs[0]
         key = (id(x), plan.input_scale.name)

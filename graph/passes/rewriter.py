@@ -105,18 +105,13 @@ def rounding_of(node: Node) -> dict[str, Any]:
     return {name: node.attrs[name] for name in ("x_format", "x_group", "x_scale") if name in node.attrs}
 
 
+_MOVES_ROWS = ("Gather", "Slice", "Split", "Concat", "Reshape", "Identity", "PickRows", "Transpose")
+
+
 def codes_of(weight: Tensor) -> tuple[str, int] | None:
     """(format, group) of a weight expression that is a quantized matrix, perhaps cut or rearranged."""
     node = producer(weight)
-    while node is not None and node.op in (
-        "Gather",
-        "Slice",
-        "Split",
-        "Concat",
-        "Reshape",
-        "Identity",
-        "PickRows",
-    ):
+    while node is not None and node.op in _MOVES_ROWS:
         node = producer(node.inputs[0])
     if node is None or node.op != "Dequantize" or node.domain != CASTIRON:
         return None

@@ -12,7 +12,7 @@ from castiron.errors import CheckpointError
 from ...files import FileReader
 from ..config import read_json_object
 from ..safetensors_file import TensorInfo
-from . import awq, compressed_tensors, fp8, gguf, gptq, modelopt
+from . import awq, compressed_tensors, fp8, gguf, gptq, modelopt, mxfp4
 from .expression import transpose
 from .module import modules_of
 from .scheme import CacheNumbers, Read, Reader
@@ -29,6 +29,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "gptqmodel": gptq.read,
     "modelopt": modelopt.read,
     "modelopt_fp4": modelopt.read,
+    "mxfp4": mxfp4.read,
     "sparseml": compressed_tensors.read,
 }
 #: Model types whose projections are Conv1D modules: their parameters are the transposed weights.
@@ -63,11 +64,6 @@ def read_quantized(
     if found is None:
         return None
     reader = READERS.get(found.method) if isinstance(found.method, str) else None
-    if found.method == "mxfp4":
-        raise CheckpointError(
-            f"{found.where}: quant_method is 'mxfp4': gpt-oss keeps its experts in this form, and mixtures "
-            "of experts are not built. MXFP4 of ordinary layers is read from compressed-tensors and modelopt."
-        )
     if reader is None:
         raise CheckpointError(
             f"{found.where}: quant_method is {found.method!r}; this version reads "

@@ -88,8 +88,10 @@ def arithmetic(op: str, left: Value, right: Value) -> Value:
 
 
 def transpose(value: Value) -> Value:
-    """A matrix with rows and columns exchanged."""
-    return Value(value.shape[::-1], value.dtype, "Transpose", "", (value,), {"perm": [1, 0]})
+    """A matrix, or every one of a stack of them, with rows and columns exchanged."""
+    *stack, rows, columns = value.shape
+    perm = [*range(len(stack)), len(stack) + 1, len(stack)]
+    return Value((*stack, columns, rows), value.dtype, "Transpose", "", (value,), {"perm": perm})
 
 
 def reshape(value: Value, shape: Sequence[int]) -> Value:

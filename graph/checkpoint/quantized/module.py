@@ -29,6 +29,11 @@ class Module:
     def __contains__(self, suffix: str) -> bool:
         return suffix in self._tensors
 
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What is stored, by name."""
+        return tuple(self._tensors)
+
     def peek(self, suffix: str) -> TensorInfo:
         """A tensor that is there, unchecked."""
         return self._tensors[suffix]
