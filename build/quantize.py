@@ -129,14 +129,23 @@ def section(
     )
 
 
+#: Which operands of a product are matrices.
+_MATRICES = {
+    "Linear": slice(1, 2),
+    "GatedLinear": slice(1, 3),
+    "ExpertLinear": slice(2, 3),
+    "ExpertGatedLinear": slice(2, 4),
+}
+
+
 def weight_shares(model: onnx.ModelProto, graph: WeightGraph, dtype: str) -> list[WeightShare]:
     """The matrices of the rewritten graph by how they are stored."""
     counts: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for node in model.graph.node:
-        if node.domain != "castiron" or node.op_type not in ("Linear", "GatedLinear"):
+        if node.domain != "castiron" or node.op_type not in _MATRICES:
             continue
         attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
-        for name in node.input[1 : 3 if node.op_type == "GatedLinear" else 2]:
+        for name in node.input[_MATRICES[node.op_type]]:
             expr = graph.expr(name)
             parts, size = expr.parts(), expr.size
             if parts is None:

@@ -20,7 +20,7 @@ from .products import Quantizer, group_plans, part_name, quantize_plainly, witho
 from .recipes import HEAD, Recipe, Scheme, recipe_named
 from .running import CacheWatch, attention_by_sequence
 from .sensitivity import assign, available_bytes, check_memory
-from .sites import InputGroup, Site, find_sites, input_groups, replaced
+from .sites import InputGroup, Site, find_experts, find_sites, input_groups, replaced
 from .store import Store, cache_folder, key_of
 from .texts import (
     CALIBRATION_TEXT,
@@ -69,7 +69,14 @@ def calibrate(
     options.check()
     recipe = None if options.recipe is None else recipe_named(options.recipe)
     source = _source(checkpoint, options, max_seq_len)
-    groups = input_groups(source.model, find_sites(source.model, checkpoint))
+    experts = find_experts(source.model, checkpoint)
+    if experts and options.auto_bits is not None:
+        raise BuildError(
+            f"--auto-quantize does not know what experts cost ({checkpoint.source} has a mixture of them); "
+            "leave it out, or keep modules in full precision by --exclude"
+        )
+    groups = input_groups(source.model, find_sites(source.model, checkpoint), experts)
+    groups += [InputGroup((site,), False) for site in experts]
     excluded: list[str] = []
     schemes: dict[InputGroup, Scheme] = {}
     if recipe is None:
@@ -78,7 +85,7 @@ def calibrate(
         if not options.quantize_head:
             groups = [group for group in groups if not group.is_head]
         groups, excluded = without_excluded(groups, options.exclude)
-        schemes = {group: HEAD if group.is_head else recipe.scheme for group in groups}
+        schemes = {group: _scheme(group, recipe) for group in groups}
     needs_text = options.kv_cache != "auto" or options.auto_bits is not None
     needs_text |= any(scheme.needs_text for scheme in schemes.values())
     windows = _windows(checkpoint, options) if needs_text else None
@@ -120,6 +127,12 @@ def calibrate(
         text=windows,
         resumed=resumed,
     )
+
+
+def _scheme(group: InputGroup, recipe: Recipe) -> Scheme:
+    if group.is_head:
+        return HEAD
+    return recipe.scheme.of_experts() if group.sites[0].experts else recipe.scheme
 
 
 #: Options that decide about the report and not about the plan.

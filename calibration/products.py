@@ -178,11 +178,11 @@ def plan_weight(plan: LinearPlan, site: Site) -> Tensor:
     """The weight [N, K] that an engine computes with, float32; the site's own where it stays."""
     if plan.format is None or plan.scale is None:
         return site.weight()
-    scale = torch.from_numpy(read_tensor(plan.scale).astype("float32"))
+    scale = torch.from_numpy(read_tensor(plan.scale)[site.rows].astype("float32"))
     width = site.shape[1]
     columns = scale.repeat_interleave(plan.group, 1)[:, :width] if plan.group else scale
     if plan.codes is not None:
-        return _numbers(torch.from_numpy(read_tensor(plan.codes).copy()), plan.format) * columns
+        return _numbers(torch.from_numpy(read_tensor(plan.codes)[site.rows].copy()), plan.format) * columns
     weight = site.weight()
     if plan.input_scale is not None:
         weight = weight / torch.from_numpy(read_tensor(plan.input_scale).copy())

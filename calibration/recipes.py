@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from castiron.errors import BuildError
@@ -41,6 +41,13 @@ class Scheme:
     x_group: int = 0
     x_static: bool = False
     prescale: Literal["", "smoothquant", "awq_lite"] = ""
+
+    def of_experts(self) -> Scheme:
+        """The same formats for the matrices of experts: rounded to the nearest, scales from the numbers.
+
+        Few of a text's tokens come to each expert, and compensation with too few is worse than rounding.
+        """
+        return replace(self, rounding="nearest", x_static=False, prescale="")
 
     @property
     def bits_per_weight(self) -> float:

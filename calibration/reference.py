@@ -22,7 +22,7 @@ from ..graph.quant_plan import QuantPlan
 from ..graph.reference import SourceModel, Tokens
 from .products import plan_weight, rounded_input
 from .running import CacheWatch
-from .sites import Site, find_sites, replaced
+from .sites import Site, find_experts, find_sites, replaced
 
 
 class QuantizedModel:
@@ -37,9 +37,9 @@ class QuantizedModel:
     ) -> None:
         self.source = source
         self.plan = plan
-        sites = find_sites(source.model, checkpoint)
+        sites = find_sites(source.model, checkpoint) + find_experts(source.model, checkpoint)
         self._sites = [site for site in sites if site.stored in plan.linears]
-        self._kept: dict[Site, Tensor] | None = {} if keep else None
+        self._kept: dict[tuple[str, int | None], Tensor] | None = {} if keep else None
 
     def logits(self, token_ids: Tokens, rows: Tokens) -> npt.NDArray[np.float32]:
         """Logits [len(rows), vocab] at positions ``rows`` of one sequence."""
@@ -67,11 +67,12 @@ class QuantizedModel:
 
     def _product(self, site: Site, x: Tensor) -> Tensor:
         plan = self.plan.linears[site.stored]
-        weight = None if self._kept is None else self._kept.get(site)
+        key = (site.name, site.expert)
+        weight = None if self._kept is None else self._kept.get(key)
         if weight is None:
             weight = plan_weight(plan, site)
             if self._kept is not None:
-                self._kept[site] = weight
+                self._kept[key] = weight
         return functional.linear(rounded_input(x, plan), weight, site.bias())
 
 

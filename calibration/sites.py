@@ -1,16 +1,22 @@
-"""The matrix products of a source model: which modules they are, and how others take their place."""
+"""The matrix products of a source model: which modules they are, and how others take their place.
+
+A linear layer is one; so is each of the two parameters that hold the matrices of a layer's experts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from ..graph.capturing.experts import has_interface
 from ..graph.checkpoint import Checkpoint
 from ..graph.streamed import StreamedParameter, read_float32
 
@@ -22,8 +28,9 @@ Product = Callable[["Site", Tensor], Tensor]
 class Site:
     """One matrix product of the model.
 
-    ``name``: the module's ("model.layers.0.mlp.up_proj"); ``stored``: name of the tensor behind its weight;
-    ``transposed``: the module keeps [K, N] (transformers' Conv1D); ``shape``: [N, K].
+    ``name``: the module's ("model.layers.0.mlp.up_proj"), of experts the parameter's; ``stored``: name of the
+    tensor behind its weight; ``transposed``: the module keeps [K, N] (transformers' Conv1D); ``shape``:
+    [N, K]; ``experts``: so many matrices lie one below the other in it, ``expert``: this one alone.
     """
 
     name: str
@@ -33,20 +40,40 @@ class Site:
     shape: tuple[int, int]
     is_head: bool
     checkpoint: Checkpoint
+    parameter: str = "weight"
+    experts: int = 0
+    expert: int | None = None
+
+    def of_expert(self, expert: int) -> Site:
+        """The product of one of the experts."""
+        return replace(self, expert=expert, shape=(self.shape[0] // self.experts, self.shape[1]))
+
+    @property
+    def rows(self) -> slice:
+        """Which rows of the stored matrix these are."""
+        first = (self.expert or 0) * self.shape[0]
+        return slice(first, first + self.shape[0])
 
     def weight(self) -> Tensor:
         """The weight [N, K] in float32; read from the checkpoint where the model does not hold it."""
-        parameter = self.module.weight
-        if isinstance(parameter, StreamedParameter):
+        parameter = getattr(self.module, self.parameter)
+        if self.expert is not None:
+            found = parameter[self.expert].detach().float()
+        elif isinstance(parameter, StreamedParameter):
             found = read_float32(self.checkpoint, parameter.stored)
         else:
             found = parameter.detach().float()
-        return found.T.contiguous() if self.transposed else found
+        found = found.mT if self.transposed else found
+        result: Tensor = found.reshape(self.shape).contiguous()
+        return result
 
     def bias(self) -> Tensor | None:
         """The bias [N], or None."""
-        found = self.module.bias
-        return found.detach() if isinstance(found, Tensor) else None
+        name = f"{self.parameter}_bias" if self.experts else "bias"
+        found = getattr(self.module, name, None)
+        if not isinstance(found, Tensor):
+            return None
+        return found.detach() if self.expert is None else found.detach()[self.expert]
 
 
 def find_sites(model: Any, checkpoint: Checkpoint) -> list[Site]:
@@ -64,20 +91,69 @@ def find_sites(model: Any, checkpoint: Checkpoint) -> list[Site]:
     return sites
 
 
+def find_experts(model: Any, checkpoint: Checkpoint) -> list[Site]:
+    """The matrices of every layer's experts, a site for each parameter that holds them."""
+    sites = []
+    for path, module in model.named_modules():
+        if not has_interface(module):
+            continue
+        for parameter in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+            experts, rows, columns = (int(size) for size in getattr(module, parameter).shape)
+            if module.is_transposed:
+                rows, columns = columns, rows
+            name, shape = f"{path}.{parameter}", (experts * rows, columns)
+            stored = checkpoint.resolve(name).name
+            site = Site(name, stored, module, module.is_transposed, shape, False, checkpoint)
+            sites.append(replace(site, parameter=parameter, experts=experts))
+    return sites
+
+
+def _run_experts(
+    module: Any, own: dict[str, Site], product: Product, x: Tensor, expert_ids: Tensor, weights: Tensor
+) -> Tensor:
+    """The forward of experts, expert by expert, with ``product`` for the parameters in ``own``."""
+
+    def multiply(parameter: str, rows: Tensor, expert: int) -> Tensor:
+        if parameter in own:
+            return product(own[parameter].of_expert(expert), rows)
+        matrix = getattr(module, parameter)[expert]
+        bias = getattr(module, f"{parameter}_bias")[expert] if module.has_bias else None
+        return functional.linear(rows, matrix.T if module.is_transposed else matrix, bias)
+
+    out = torch.zeros_like(x)
+    for expert in torch.unique(expert_ids).tolist():
+        token, pick = torch.where(expert_ids == expert)
+        y = multiply("gate_up_proj" if module.has_gate else "up_proj", x[token], expert)
+        y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
+        y = multiply("down_proj", y, expert)
+        if getattr(module, "has_post_expert_norm", False):
+            y = module.post_expert_norm(y)
+        out.index_add_(0, token, y * weights[token, pick, None])
+    return out
+
+
 @contextmanager
 def replaced(sites: list[Site], product: Product) -> Iterator[None]:
-    """Let ``product`` compute the products of ``sites``; the modules are as before afterwards."""
+    """Let ``product`` compute the products of ``sites``, those of experts one expert at a time; the modules
+    are as before afterwards.
+    """
 
     def bound(site: Site) -> Callable[[Tensor], Tensor]:
         return lambda x: product(site, x)
 
-    for site in sites:
-        site.module.forward = bound(site)  # an instance's own, undone below
+    experts: dict[Any, dict[str, Site]] = {}
+    for site in sites:  # an instance's own forward, undone below
+        if site.experts:
+            experts.setdefault(site.module, {})[site.parameter] = site
+        else:
+            site.module.forward = bound(site)
+    for module, own in experts.items():
+        module.forward = partial(_run_experts, module, own, product)
     try:
         yield
     finally:
-        for site in sites:
-            del site.module.forward
+        for module in {site.module for site in sites}:
+            del module.forward
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,15 +171,18 @@ class InputGroup:
         return self.sites[0].is_head
 
 
-def input_groups(model: Any, sites: list[Site]) -> list[InputGroup]:
-    """The groups in the order in which the model comes to them.
+def input_groups(model: Any, sites: list[Site], experts: list[Site]) -> list[InputGroup]:
+    """The groups of linear layers in the order in which the model comes to them.
 
-    Found by a pass over two tokens whose products are zeros, so that no weight is read.
+    Found by a pass over two tokens whose products, those of ``experts`` too, are zeros, so that no weight is
+    read.
     """
     groups: list[tuple[list[Site], Tensor]] = []
     norms: list[Any] = []
 
     def product(site: Site, x: Tensor) -> Tensor:
+        if site.experts:
+            return x.new_zeros(*x.shape[:-1], site.shape[0])
         if groups and groups[-1][1] is x:
             groups[-1][0].append(site)
         else:
@@ -116,7 +195,7 @@ def input_groups(model: Any, sites: list[Site]) -> list[InputGroup]:
         if type(module).__name__.endswith("Norm")
     ]
     try:
-        with replaced(sites, product), torch.no_grad():
+        with replaced([*sites, *experts], product), torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
     finally:
         for hook in hooks:

@@ -204,7 +204,14 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         return math.gated_linear(x, w_gate, w_up, b_gate, b_up, activation)
 
     def _expert_linear(
-        x: Array, expert_ids: Array, w: Array, b: Array | None = None, *, experts: int, **rounding: Any
+        x: Array,
+        expert_ids: Array,
+        w: Array,
+        b: Array | None = None,
+        *,
+        experts: int,
+        source: str = "",
+        **rounding: Any,
     ) -> Array:
         return math.expert_linear(fake_quantize(x, **rounding), expert_ids, w, b, experts)
 

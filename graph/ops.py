@@ -56,7 +56,7 @@ _CACHE_ROUNDING = ("kv_format", "k_scale", "v_scale")
 
 OPS: dict[str, OpSpec] = {
     "Linear": OpSpec(("x", "w", "b?", "residual?"), ("y",), ("activation", "alpha", *_ROUNDING)),
-    "ExpertLinear": OpSpec(("x", "expert_ids", "w", "b?"), ("y",), ("experts", *_ROUNDING)),
+    "ExpertLinear": OpSpec(("x", "expert_ids", "w", "b?"), ("y",), ("experts", "source", *_ROUNDING)),
     "ExpertGatedLinear": OpSpec(
         ("x", "expert_ids", "w_gate", "w_up", "b_gate?", "b_up?"),
         ("y",),

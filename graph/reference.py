@@ -103,7 +103,10 @@ def _empty_model(checkpoint: Checkpoint) -> Any:
         patches.attribute(nn.Module, "register_parameter", _register_on_meta)
         try:
             model = checkpoint.model_class._from_config(
-                copy.deepcopy(checkpoint.hf_config), dtype=torch.float32, attn_implementation="eager"
+                copy.deepcopy(checkpoint.hf_config),
+                dtype=torch.float32,
+                attn_implementation="eager",
+                experts_implementation="eager",
             )
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
             raise UnsupportedModelError(
@@ -124,7 +127,7 @@ def _fill(model: nn.Module, checkpoint: Checkpoint, streamed: bool) -> None:
                 continue
             stored = checkpoint.resolve_like(f"{path}.{name}" if path else name, empty.shape)
             if stored.name not in loaded:  # a tied tensor is loaded once
-                if streamed and empty.ndim == 2 and empty.numel() >= _SMALL:
+                if streamed and empty.ndim in (2, 3) and empty.numel() >= _SMALL:
                     loaded[stored.name] = StreamedParameter.over(checkpoint, stored)
                 else:
                     loaded[stored.name] = nn.Parameter(read_float32(checkpoint, stored), requires_grad=False)

@@ -39,8 +39,9 @@ def read_float32(checkpoint: Checkpoint, tensor: Tensor) -> torch.Tensor:
 class StreamedParameter(nn.Parameter):
     """A float32 parameter whose numbers stay in the checkpoint.
 
-    ``linear``, ``embedding`` and ``addmm`` (Conv1D) over it read the rows they need; shape, dtype and device
-    can be asked for. Any other use is an error, never a silent computation on empty memory.
+    ``linear``, ``embedding`` and ``addmm`` (Conv1D) over it, and picking one expert's matrix, read the rows
+    they need; shape, dtype and device can be asked for. Any other use is an error, never a silent computation
+    on empty memory.
     """
 
     checkpoint: Checkpoint
@@ -80,6 +81,8 @@ class StreamedParameter(nn.Parameter):
         """Routes operations that can be streamed, lets questions about the form pass, refuses the rest."""
         with torch._C.DisableTorchFunctionSubclass():
             rule = _RULES.get(func)
+            if rule is _pick and not _is_number(args[1]):
+                rule = None
             if rule is not None:
                 return rule(*args, **(kwargs or {}))
             name = getattr(func, "__name__", str(func))
@@ -114,10 +117,23 @@ def _addmm(bias: torch.Tensor, x: torch.Tensor, weight: StreamedParameter) -> to
     return out
 
 
+def _is_number(index: Any) -> bool:
+    return isinstance(index, int) or (isinstance(index, torch.Tensor) and index.dim() == 0)
+
+
+def _pick(stack: StreamedParameter, index: torch.Tensor | int) -> torch.Tensor:
+    """One entry along the first axis: the matrix, or the bias, of one expert."""
+    number = int(index)
+    entry = torch.empty(stack.shape[1:])
+    entry.copy_(as_torch(stack.checkpoint.read(stack.stored.name, number, number + 1))[0])
+    return entry
+
+
 _RULES: Final[Mapping[Callable[..., Any], Callable[..., torch.Tensor]]] = {
     functional.linear: _linear,
     functional.embedding: _embedding,
     torch.addmm: _addmm,
+    torch.Tensor.__getitem__: _pick,
 }
 #: Functions that ask for a parameter's form (attributes come as their getter's ``__get__``).
 _QUESTIONS: Final = frozenset({"__get__", "size", "dim", "numel", "is_floating_point", "type", "__repr__"})

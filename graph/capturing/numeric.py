@@ -86,7 +86,12 @@ def _random_model(config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
-    model: nn.Module = make(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager").eval()
+    model: nn.Module = make(
+        copy.deepcopy(config),
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",  # torch's grouped product refuses widths that are no multiples of 4
+    ).eval()
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -22,7 +22,18 @@ _WINDOW = 8
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _INNER_SIZE = 96
-_INNER_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+_INNER_SIZES = (
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "ffn_hidden_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+#: More than any model picks for a token.
+_EXPERTS = 16
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_PICKS = ("num_experts_per_tok", "moe_k", "moe_topk")
 
 
 def is_small(config: Any, parameters: int) -> bool:
@@ -76,7 +87,8 @@ def _shorten(config: Any) -> None:
     keep = 2
     for values in lists.values():
         keep = max(keep, *(values.index(kind) + 1 for kind in values))
-    keep = min(keep, count)
+    dense = getattr(config, "first_k_dense_replace", None)  # layers before the first with experts
+    keep = min(max(keep, dense + 1 if isinstance(dense, int) else 0), count)
     for name, values in lists.items():
         setattr(config, name, values[:keep])
     config.num_hidden_layers = keep
@@ -101,6 +113,11 @@ def _narrow(config: Any, factor: int) -> None:
         value = getattr(config, name, None)
         if isinstance(value, int):
             setattr(config, name, min(value, _INNER_SIZE))
+    picks = max((n for name in _PICKS if isinstance(n := getattr(config, name, None), int)), default=0)
+    for name in _EXPERT_COUNTS:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            setattr(config, name, min(value, max(_EXPERTS, picks)))
     if isinstance(getattr(config, "word_embed_proj_dim", None), int):
         config.word_embed_proj_dim //= factor
 

@@ -111,7 +111,7 @@ def _expert_linear(e: Emitter, node: fx.Node) -> None:
     """The matrices of all experts, one below the other."""
     a = arguments(node)
     experts, outputs, inputs = (int(size) for size in e.shape(a["weight"]))
-    weight = e.name(a["weight"])
+    weight = source = e.name(a["weight"])
     if a["transposed"]:
         outputs, inputs = inputs, outputs
         weight = e.permuted(a["weight"], weight, [0, 2, 1], (experts, outputs, inputs))
@@ -122,7 +122,7 @@ def _expert_linear(e: Emitter, node: fx.Node) -> None:
         size = e.ints([rows[0]])
         bias = e.temporary(node, "Reshape", [e.name(a["bias"]), size], rows[:1], TensorProto.FLOAT)
     operands = (e.name(a["x"]), e.name(a["expert_ids"]), stacked, bias)
-    e.emit_own(node, "ExpertLinear", *operands, experts=experts)
+    e.emit_own(node, "ExpertLinear", *operands, experts=experts, source=source)
 
 
 def _combine_experts(e: Emitter, node: fx.Node) -> None:

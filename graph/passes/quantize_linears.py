@@ -38,7 +38,9 @@ def quantize_linears(rewriter: Rewriter, ctx: PassContext) -> int:
         if node.op not in _WEIGHT or node.domain != CASTIRON:
             continue
         weight = node.inputs[_WEIGHT[node.op]]
-        name = next((name for name in _weight_names(weight) if name in plans), None)
+        # Of experts the parameter, which reshapes that cancel have taken out of the expression
+        known = [node.attrs.get("source", ""), *_weight_names(weight)]
+        name = next((name for name in known if name in plans), None)
         if name is not None:
             _apply(rewriter, node, name, plans[name], scaled)
             used.add(name)

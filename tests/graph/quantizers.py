@@ -39,6 +39,8 @@ class Format:
     config: Mapping[str, Any]
     in_file: str = "config.json"
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    #: Of all experts of a layer at once, where they are not stored one by one.
+    encode_stack: Callable[[Array], tuple[Tensors, Array]] | None = None
 
 
 def write(folder: Path, form: Format, name: str = "llama", **overrides: Any) -> PreTrainedModel:
@@ -55,6 +57,10 @@ def write(folder: Path, form: Format, name: str = "llama", **overrides: Any) -> 
             del state[f"{module}.weight"]
             state |= {f"{module}.{suffix}": value for suffix, value in stored.items()}
             numbers.copy_(torch.from_numpy(np.asarray(weight, np.float32)))
+        for name, experts in model.named_parameters():
+            if experts.ndim == 3:
+                del state[name]
+                state |= _experts(name, experts, form)
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +73,39 @@ def write(folder: Path, form: Format, name: str = "llama", **overrides: Any) -> 
     else:
         (folder / form.in_file).write_text(json.dumps(form.config))
     return model
+
+
+def _experts(name: str, experts: torch.nn.Parameter, form: Format) -> Tensors:
+    """What is stored of a layer's experts [E, N, K], whose numbers become those that are stored."""
+    path, _, kind = name.rpartition(".")
+    if form.encode_stack is not None:
+        stored, numbers = form.encode_stack(experts.detach().numpy().copy())
+        experts.copy_(torch.from_numpy(numbers))
+        return {f"{name}_{suffix}": value for suffix, value in stored.items()}
+    names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    tensors: Tensors = {}
+    for index, expert in enumerate(experts):
+        for projection, part in zip(names, expert.chunk(len(names)), strict=True):
+            # Small numbers, which every format rounds at once, would hide an exchanged expert.
+            stored, weight = form.encode(part.numpy() * np.float32(1 + index / 4), 100 + index)
+            part.copy_(torch.from_numpy(np.asarray(weight, np.float32)))
+            tensors |= {f"{path}.{index}.{projection}.{key}": value for key, value in stored.items()}
+    return tensors
+
+
+def mxfp4_stack(experts: Array) -> tuple[Tensors, Array]:
+    """gpt-oss: experts [E, K, N] as e2m1 blocks of 32 inputs [E, N, K / 32, 16], a scale 2^(byte - 127)."""
+    columns = experts.transpose(0, 2, 1)
+    count, outputs, inputs = columns.shape
+    groups = columns.reshape(count, outputs, inputs // 32, 32)
+    exponents = np.floor(np.log2(np.abs(groups).max(-1))) - 2
+    codes = np.abs(groups[..., None] / 2.0 ** exponents[..., None, None] - E2M1).argmin(-1).astype(np.uint8)
+    numbers = E2M1[codes] * np.float32(2.0) ** exponents[..., None].astype(np.float32)
+    stored = {
+        "blocks": torch.from_numpy(codes[..., 0::2] | codes[..., 1::2] << 4),
+        "scales": torch.from_numpy((exponents + 127).astype(np.uint8)),
+    }
+    return stored, numbers.reshape(columns.shape).transpose(0, 2, 1).astype(np.float32)
 
 
 def edit_config(folder: Path, **values: Any) -> None:

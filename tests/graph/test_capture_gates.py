@@ -19,7 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from castiron.errors import CheckpointError, UnsupportedModelError
 
 _SIZES = zoo.CONFIGS["llama"][1]
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def _config(model_type: str, **fields: Any) -> Any:
@@ -29,8 +28,9 @@ def _config(model_type: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("config", "module", "reason"),
     [
-        (_config("mixtral", num_local_experts=4, num_experts_per_tok=2), "model.layers.0.mlp", "experts"),
-        (_config("qwen3_moe", head_dim=16, **_EXPERTS), "model.layers.0.mlp", "experts"),
+        (_config("jetmoe", num_local_experts=4, num_experts_per_tok=2), "model.layers.0", "experts"),
+        (_config("phimoe", num_local_experts=4, num_experts_per_tok=2), "model/layers.0/mlp/router", "max"),
+        (_config("glm4_moe", head_dim=16, first_k_dense_replace=0), "model/layers.0/mlp/gate", "zeros_like"),
         (
             AutoConfig.for_model("mamba", hidden_size=64, num_hidden_layers=2, vocab_size=256),
             "layer 0",

@@ -15,7 +15,7 @@ import quantizers
 import torch
 import zoo
 from castiron.graph import Capture, capture, reference, streamed
-from castiron.graph.capturing.quantized import put_quantized
+from castiron.graph.capturing.made import put_made
 from castiron.graph.checkpoint import Checkpoint
 from castiron.graph.evaluate import GraphEvaluator
 from castiron.graph.quant_plan import CacheScales, QuantPlan
@@ -65,7 +65,7 @@ def test_numbers_and_logits_are_those_of_the_dequantized_model(
     graph = onnx.ModelProto()
     graph.CopyFrom(unquantized.model)
     assert checkpoint.quantization is not None
-    put_quantized(graph, checkpoint.quantization, unquantized.layers)
+    put_made(graph, checkpoint.made, checkpoint.quantization.cache, unquantized.layers)
     # float32 against float32 in another order of summation, logits of size one
     np.testing.assert_allclose(GraphEvaluator(graph).run(IDS), logits(model), atol=2e-5)
     weights = WeightGraph(graph)
@@ -84,7 +84,7 @@ def plan_of(checkpoint: Checkpoint, unquantized: Capture) -> tuple[onnx.ModelPro
     graph = onnx.ModelProto()
     graph.CopyFrom(unquantized.model)
     assert checkpoint.quantization is not None
-    return graph, put_quantized(graph, checkpoint.quantization, unquantized.layers)
+    return graph, put_made(graph, checkpoint.made, checkpoint.quantization.cache, unquantized.layers)
 
 
 @pytest.mark.parametrize(

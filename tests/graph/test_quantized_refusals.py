@@ -79,7 +79,6 @@ CASES: dict[str, tuple[str | quantizers.Format, Change | None, Change | None, st
         None,
         "'bitsandbytes'; this version reads",
     ),
-    "experts of gpt-oss": ("awq", put(quant_method="mxfp4"), None, "mixtures of experts are not built"),
     "no method": ("awq", lambda config: config.pop("quant_method"), None, "quant_method is None"),
     "an unknown field": ("awq", put(rotation="hadamard"), None, "unknown field 'rotation'"),
     "another layout of AWQ": ("awq", put(version="gemv"), None, "version is 'gemv'"),

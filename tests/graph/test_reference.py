@@ -29,11 +29,13 @@ def loaded_by_transformers(model: Any, folder: Path) -> Any:
     return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-# One of each way a weight is used: Linear, tied head, Conv1D, Embedding with scale and with offset, biases.
+# One of each way a weight is used: Linear, tied head, Conv1D, Embedding with scale and with offset, biases,
+# experts.
 @pytest.mark.usefixtures("everything_streams")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama_tied", "gpt2", "gemma3_text", "opt", "bloom", "phi", "mistral"]
+    "name",
+    ["llama", "llama_tied", "gpt2", "gemma3_text", "opt", "bloom", "phi", "mistral", "mixtral", "gpt_oss"],
 )
 def test_logits_and_decode_equal_transformers(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     folder = tmp_path / "m"
@@ -72,7 +74,7 @@ def test_an_operation_that_cannot_be_streamed_is_refused_not_computed_on_nothing
         lambda: weight + 1,
         lambda: torch.ones(2, 256) @ weight,
         lambda: weight.sum(),
-        lambda: weight[0],
+        lambda: weight[:2],
     ):
         with pytest.raises(UnsupportedModelError, match="on a weight that is too large to load"):
             use()

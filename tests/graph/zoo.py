@@ -38,15 +38,6 @@ _QWEN_MOE = {
     "moe_intermediate_size": 48,
     "decoder_sparse_step": 1,
 }
-_GROUPED = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
 
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
@@ -171,16 +162,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {**_SIZES, **_IDS, "num_experts": 6, "num_experts_per_tok": 3}),
     "gpt_oss": ("gpt_oss", {**_SIZES, **_EXPERTS, **_MIXED, "head_dim": 16}),
     "granitemoe": ("granitemoe", {**_SIZES, **_EXPERTS}),
-    "phimoe": ("phimoe", {**_SIZES, **_EXPERTS}),
     "ernie4_5_moe": (
         "ernie4_5_moe",
         {**_SIZES, "head_dim": 16, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {**_SIZES, "head_dim": 16, "num_experts": 4, "moe_topk": 2}),
     "flex_olmo": ("flex_olmo", {**_SIZES, **_IDS, "num_experts": 4, "num_experts_per_tok": 2}),
-    "glm4_moe": ("glm4_moe", {**_SIZES, **_GROUPED, "head_dim": 16}),
-    "dots1": ("dots1", {**_SIZES, **_GROUPED, "head_dim": 16}),
-    "deepseek_v3": ("deepseek_v3", {**_SIZES, **_GROUPED}),
     "helium": ("helium", {**_SIZES, "head_dim": 16}),
 }
 
