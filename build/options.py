@@ -153,7 +153,7 @@ def context_length(hf_config: Any) -> int | None:
     """The longest sequence that the model's config allows, or None where it sets no bound."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(hf_config, name, None)
-        if isinstance(value, int) and value > 0:
+        if isinstance(value, int):
             return value
     return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from importlib import metadata
@@ -13,6 +12,7 @@ from torch import nn
 
 from castiron.errors import CheckpointError, UnsupportedModelError
 
+from ..checkpoint.config_values import check_values
 from .experts import has_interface
 from .layers import AttentionLayer
 
@@ -99,26 +99,18 @@ def check_config(config: Any) -> None:
             f"config.json has a quantization_config ('{method}'); this version builds from "
             f"unquantized checkpoints"
         )
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-        size = getattr(config, name, None)
-        if isinstance(size, int) and size < 1:
-            raise UnsupportedModelError(f"config.json sets {name} to {size}; expected at least 1")
-    _check_rope(getattr(config, "rope_parameters", None))
+    check_values(config.to_dict(), f"the configuration of '{config.model_type}'")
+    if getattr(config, "sliding_window", None) == 0:
+        raise CheckpointError(
+            f"config.json sets sliding_window to 0, and '{config.model_type}' has a window in its attention: "
+            f"no token would see another. Correct it; null is no window"
+        )
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_TYPES:
             raise UnsupportedModelError(
                 f"layer {index} of '{config.model_type}' is of type '{kind}'; castiron's graph has ops for "
                 f"{', '.join(_ATTENTION_TYPES)}"
             )
-
-
-def _check_rope(parameters: Any) -> None:
-    """Parameters of rotary positions, of all layers or by type of layer."""
-    for name, value in parameters.items() if isinstance(parameters, Mapping) else ():
-        if isinstance(value, Mapping):
-            _check_rope(value)
-        elif name == "rope_theta" and not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise UnsupportedModelError(f"config.json sets rope_theta to {value!r}; expected more than 0")
 
 
 def check_layer_count(config: Any, tensors: int) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from castiron.errors import CheckpointError
 
+from .config_values import check_values
+
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object; ``CheckpointError`` names the file otherwise."""
@@ -38,6 +40,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder / 'config.json'}: 'model_type' is {config.get('model_type')!r}, expected the name of a "
             "transformers architecture such as 'llama'."
         )
+    check_values(config, str(folder / "config.json"))
     return config
 
 

@@ -60,19 +60,22 @@ def test_dynamic_ntk_rope_is_refused_with_the_reason() -> None:
             {"rope_parameters": {"rope_type": "foo", "rope_theta": 10000.0}},
             "rope_parameters.rope_type to 'foo', which transformers does not know",
         ),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": -5.0}},
-            "rope_theta to -5.0; expected more",
-        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -5.0}}, "rope_theta is -5.0; expected"),
         ({"hidden_act": "bar"}, "hidden_act to 'bar', which transformers does not know"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers to -1; expected at least 1"),
-        ({"hidden_size": 0}, "hidden_size to 0; expected at least 1"),
-        ({"hidden_size": 10**13, "head_dim": 16}, "cannot build a causal language model"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1; expected an integer from 1"),
+        ({"hidden_size": 0}, "hidden_size is 0; expected an integer from 1"),
+        ({"hidden_size": 2**31 - 4, "head_dim": 16}, "cannot build a causal language model"),
     ],
 )
 def test_a_value_that_no_model_has_is_refused_by_its_field(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=re.escape(message)):
         capture_config(zoo.make_config("llama", **fields))
+
+
+def test_a_window_of_nothing_is_refused_where_the_model_has_windows() -> None:
+    with pytest.raises(CheckpointError, match="sliding_window to 0, and 'mistral' has a window"):
+        capture_config(zoo.make_config("mistral", sliding_window=0))
+    assert capture_config(zoo.make_config("qwen2", sliding_window=0)).layers[0].window == 0
 
 
 @pytest.mark.parametrize("field", ["attn_logit_softcapping", "sliding_window", "residual_multiplier"])

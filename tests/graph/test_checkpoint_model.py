@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from castiron.graph.checkpoint import Checkpoint, eos_token_ids
+from castiron.graph.checkpoint.config_values import check_values
 from safetensors.torch import load_file, save_file
 from transformers import (
     GPT2Config,
@@ -137,6 +139,60 @@ def test_an_untied_model_without_a_head_is_refused(tmp_path: Path) -> None:
         Checkpoint.open(folder).resolve("model.norm.weight")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        *(("max_position_embeddings", v, "an integer from 1") for v in (-5, 0, 10**12, 2.5, True, "128")),
+        *(("dtype", v, "the name of a dtype") for v in (5, 0, True, 1.5, "7", "", ["bfloat16", 3])),
+        *(("torch_dtype", v, "the name of a dtype") for v in (5, "nope")),
+        *(("hidden_size", v, "an integer from 1") for v in (-5, 0, 1.5, "16", False)),
+        *(("num_key_value_heads", v, "an integer from 1") for v in (-5, 0, [2, -1])),
+        *((name, -5, "an integer from 1") for name in ("head_dim", "n_head", "vocab_size", "n_inner")),
+        *(("sliding_window", v, "an integer of at least 1, or null") for v in (-1, 2.0, True, "all")),
+        *(("rms_norm_eps", v, "a number from 0 to below 1") for v in (-1e-5, float("nan"), "1e-5", 1e5)),
+        *(("rope_theta", v, "a number of more than 0") for v in (-5, 0, float("inf"), True, "1e4")),
+        *(("tie_word_embeddings", v, "true or false") for v in (0, 1, "false")),
+        *(("bos_token_id", v, "a token id") for v in (-5, 1.0, "<s>")),
+    ],
+)
+def test_a_value_that_no_model_has_is_refused_by_file_and_field(
+    tmp_path: Path, field: str, value: object, expected: str
+) -> None:
+    folder = edit_config(saved(llama(False), tmp_path), **{field: value})
+    with pytest.raises(CheckpointError) as refusal:
+        Checkpoint.open(folder)
+    found = value[-1] if isinstance(value, list) else value
+    assert str(refusal.value).startswith(
+        f"{folder / 'config.json'}: {field} is {found!r}; expected {expected}"
+    )
+    assert f"correct {field}, or download" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("rope", "field"),
+    [
+        ({"factor": -4.0}, "factor is -4.0"),
+        ({"factor": True}, "factor is True"),
+        ({"factor": "4"}, "factor is '4'"),
+        ({"factor": 4.0, "original_max_position_embeddings": -64}, "original_max_position_embeddings is -64"),
+        ({"short_factor": [1.0, 0.0]}, "short_factor is 0.0"),
+        ({"full_attention": {"rope_theta": -1}}, "full_attention: rope_theta is -1"),
+    ],
+)
+def test_parameters_of_rotary_positions_are_positive_numbers(rope: dict[str, Any], field: str) -> None:
+    for name in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(CheckpointError, match=re.escape(field)):
+            check_values(
+                {name: {"rope_type": "linear", "mscale": 0, "truncate": False, **rope}}, "config.json"
+            )
+
+
+def test_fields_left_to_the_architecture_are_let_be(tmp_path: Path) -> None:
+    given = {"head_dim": None, "torch_dtype": None, "sliding_window": None, "bos_token_id": -1}
+    assert Checkpoint.open(edit_config(saved(llama(False), tmp_path), **given)).hf_config.head_dim == 8
+    check_values({"dtype": {"text_config": "torch.float16"}, "rope_scaling": None}, "config.json")
+
+
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     def change(state: State) -> State:
         del state["model.layers.1.mlp.up_proj.weight"]
@@ -238,8 +294,8 @@ def test_configs_that_are_broken_or_unknown_are_refused(tmp_path: Path) -> None:
     edit_config(folder, model_type="no_such_model")
     with pytest.raises(UnsupportedModelError, match="no_such_model"):
         _ = Checkpoint.open(folder).hf_config
-    edit_config(folder, model_type="llama", num_attention_heads="2")
-    with pytest.raises(UnsupportedModelError, match=r"'num_attention_heads'.* expected int, got str"):
+    edit_config(folder, model_type="llama", attention_bias="yes")
+    with pytest.raises(UnsupportedModelError, match=r"'attention_bias'.* expected bool, got str"):
         _ = Checkpoint.open(folder).hf_config
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: is not valid JSON"):
