@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from castiron.errors import CastironError
+
 _PREFIX = "CASTIRON"
+#: Of a context's notes: the path of the file.
+_FILE = "castiron.config_file"
 _SOURCES = {
     ParameterSource.COMMANDLINE: "command line",
     ParameterSource.ENVIRONMENT: "environment",
@@ -20,26 +25,70 @@ _SECRET = ("api_key",)
 _NEVER_EMPTY = ("api_key", "api_key_file")
 
 
-def configurable(command: click.Command) -> click.Command:
-    """Let options of a command also come from a variable and from a file, and its arguments from the file.
+class ConfigurableCommand(click.Command):
+    """A command whose options may also come from a variable or from a file, and its arguments from the file.
 
-    The command line goes before the environment, that before the file, that before the default.
+    The command line goes before the environment, that before the file, that before the default. What is
+    refused is told with the place that it came from.
     """
-    command.context_settings["auto_envvar_prefix"] = _PREFIX
-    command.params.append(
-        click.Option(
-            ["--config"],
-            type=click.Path(exists=True, dir_okay=False),
-            is_eager=True,
-            expose_value=False,
-            callback=_read,
-            help="YAML or JSON with options by name (port: 8001). Command line and variables go before it.",
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_settings["auto_envvar_prefix"] = _PREFIX
+        self.params.append(
+            click.Option(
+                ["--config"],
+                type=click.Path(exists=True, dir_okay=False),
+                is_eager=True,
+                expose_value=False,
+                callback=_read,
+                help="YAML or JSON with options by name (port: 8001). Command line and variables go before "
+                "it.",
+            )
         )
-    )
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            parameter.show_envvar = True
-    return command
+        for parameter in self.params:
+            if isinstance(parameter, click.Option):
+                parameter.show_envvar = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read all values; a refused one is told as the variable or the name in the file that has it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            error.param_hint = _place(ctx, error.param) or error.param_hint
+            raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that names options is told with where they came from."""
+        try:
+            return super().invoke(ctx)
+        except CastironError as error:
+            error.args = (f"{error}{_places_of_named(ctx, str(error))}",)
+            raise
+
+
+def _place(context: click.Context, parameter: click.Parameter | None) -> str | None:
+    """The variable, or the file and the name in it, that a value came from; None for any other source."""
+    name = (parameter.name or "") if parameter is not None else ""
+    source = context.get_parameter_source(name)
+    if source is ParameterSource.ENVIRONMENT:
+        return f"the variable {_PREFIX}_{name.upper()}"
+    if source is ParameterSource.DEFAULT_MAP:
+        in_file = next(word for word, known in _parameters(context.command).items() if known is parameter)
+        return f"{context.meta[_FILE]}: {in_file}"
+    return None
+
+
+def _places_of_named(context: click.Context, message: str) -> str:
+    """Where options came from that a message names (--max-loras, max_loras, port is), to be put behind it."""
+    told = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        plain = re.escape(name) + ("" if "_" in name else " is ")
+        named = rf"--{re.escape(name.replace('_', '-'))}(?![\w-])|(?<![\w-]){plain}(?!\w)"
+        if (place := _place(context, parameter)) is not None and re.search(named, message):
+            told.append(f"{name} comes from {place}")
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def given_options(context: click.Context) -> list[str]:
@@ -65,6 +114,7 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
         _refuse_empty(name, os.environ.get(variable, "not set").strip(), variable)
     if path is None:
         return
+    context.meta[_FILE] = path
     from castiron.runtime.server.yaml_file import read_mapping, refuse_unknown
 
     known = _parameters(context.command)

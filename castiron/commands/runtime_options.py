@@ -32,19 +32,19 @@ trust_plugins_option = click.option(
 )
 
 
-def _named_paths(given: tuple[str, ...]) -> dict[str, str]:
-    """name=path of each --lora-modules."""
-    paths: dict[str, str] = {}
+def _named_paths(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Callback that refuses what is no NAME=FOLDER."""
+    names = set()
     for text in given:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
-            raise click.BadParameter(
-                f"{text!r}; expected NAME=FOLDER, such as sql=./sql-adapter", param_hint="'--lora-modules'"
-            )
-        if name in paths:
-            raise click.BadParameter(f"the name {name!r} is given twice", param_hint="'--lora-modules'")
-        paths[name] = path
-    return paths
+            raise click.BadParameter(f"{text!r}; expected NAME=FOLDER, such as sql=./sql-adapter")
+        if name in names:
+            raise click.BadParameter(f"the name {name!r} is given twice")
+        names.add(name)
+    return given
 
 
 def runtime_options(function: _Function) -> _Function:
@@ -53,7 +53,7 @@ def runtime_options(function: _Function) -> _Function:
     @functools.wraps(function)
     def gathered(*args: Any, **kwargs: Any) -> Any:
         given = {name: kwargs.pop(name) for name in _NAMES}
-        given["lora_modules"] = _named_paths(given["lora_modules"])
+        given["lora_modules"] = dict(text.split("=", 1) for text in given["lora_modules"])
         runtime = {name: value for name, value in given.items() if value is not None}
         return function(*args, runtime=runtime, **kwargs)
 
@@ -133,6 +133,7 @@ def runtime_options(function: _Function) -> _Function:
                 "--lora-modules",
                 multiple=True,
                 metavar="NAME=FOLDER",
+                callback=_named_paths,
                 help="A LoRA adapter in PEFT's form, and its name in requests; may be given several times.",
             ),
             click.option(

@@ -10,15 +10,14 @@ import click
 from castiron.errors import EngineError
 
 from .common import engine_argument
-from .config_file import configurable, given_options
+from .config_file import ConfigurableCommand, given_options
 from .replicas import replica_options, serve_several
 from .runtime_options import runtime_options
 from .server_options import front_of, listen_of, server_options
 from .server_report import show_ready, show_routes, show_session
 
 
-@configurable
-@click.command(short_help="Serve an engine over an OpenAI-compatible HTTP API.")
+@click.command(cls=ConfigurableCommand, short_help="Serve an engine over an OpenAI-compatible HTTP API.")
 @engine_argument
 @click.option(
     "--served-model-name", multiple=True, show_default="the engine's", help="Model names to answer to."

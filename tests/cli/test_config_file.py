@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from castiron.cli import main
 from castiron.commands import serve_engine
-from castiron.commands.config_file import configurable, given_options
+from castiron.commands.config_file import ConfigurableCommand, given_options
 from castiron.commands.server_options import server_options
 from castiron.errors import EngineError
 
@@ -119,6 +119,61 @@ def test_what_makes_no_sense_in_a_file_is_refused(resolve, file, says):
     assert says in message
 
 
+@pytest.mark.parametrize(
+    ("env", "file", "says"),
+    [
+        ({"CASTIRON_PORT": "many"}, None, "Invalid value for the variable CASTIRON_PORT: 'many'"),
+        ({"CASTIRON_LOG_LEVEL": "loud"}, "port: 1", "Invalid value for the variable CASTIRON_LOG_LEVEL"),
+        ({"CASTIRON_DISABLE_PAGE": "7"}, None, "Invalid value for the variable CASTIRON_DISABLE_PAGE"),
+        ({"CASTIRON_CONFIG": "/nowhere.yaml"}, None, "Invalid value for the variable CASTIRON_CONFIG"),
+        ({"CASTIRON_LORA_MODULES": "a=b a=c"}, None, "variable CASTIRON_LORA_MODULES: the name 'a'"),
+        ({}, "port: 99999", "Invalid value for {path}: port: 99999 is not in the range"),
+        ({}, "scheduling-policy: fastest", "Invalid value for {path}: scheduling_policy: 'fastest'"),
+        ({}, "lora_modules: [sql]", "Invalid value for {path}: lora_modules: 'sql'; expected NAME=FOLDER"),
+        ({"CASTIRON_HOST": "x"}, "host: y\nmax_loras: 0", "Invalid value for {path}: max_loras: 0 is not"),
+    ],
+)
+def test_a_refused_value_is_told_with_its_source(resolve, tmp_path, env, file, says):
+    found, message = resolve("E", env=env, file=file)
+    assert found is None
+    assert says.format(path=tmp_path / "c.yaml") in message
+    assert "'--" not in message
+
+
+def test_a_typed_value_is_told_by_its_option(resolve):
+    found, message = resolve("E", "--port", "many", env={"CASTIRON_PORT": "1"}, file="port: 2")
+    assert (found, "Invalid value for '--port': 'many'" in message) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "file", "says"),
+    [
+        (
+            (),
+            {"CASTIRON_RAY_ADDRESS": "auto"},
+            None,
+            "2 or more (ray_address comes from the variable CASTIRON_RAY_ADDRESS)",
+        ),
+        (
+            (),
+            {},
+            "ssl_keyfile: {path}",
+            "--ssl-keyfile needs --ssl-certfile, the server's certificate (ssl_keyfile comes from "
+            "{path}: ssl_keyfile)",
+        ),
+        (("--ray-address", "auto"), {"CASTIRON_PORT": "0"}, "host: 127.0.0.1", "--replicas 2 or more\n"),
+    ],
+)
+def test_an_error_that_names_options_says_where_they_came_from(tmp_path, arguments, env, file, says):
+    path = tmp_path / "c.yaml"
+    if file is not None:
+        path.write_text(file.format(path=path))
+        arguments = (*arguments, "--config", str(path))
+    ran = CliRunner().invoke(main, ["serve-engine", "E", *arguments], env=env)
+    assert ran.exit_code == 1
+    assert says.format(path=path) in ran.stderr
+
+
 def test_a_name_left_empty_in_a_file_is_not_set(resolve):
     found, message = resolve("E", file="host:\nport: null\nallowed_origins:\ndisable_page:\n")
     assert found is not None, message
@@ -166,8 +221,7 @@ def test_help_names_the_variable_of_every_option():
 
 
 def test_other_commands_read_no_variables_of_the_server():
-    @configurable
-    @click.command()
+    @click.command(cls=ConfigurableCommand)
     @server_options
     def one(http):
         click.echo(http["port"])
