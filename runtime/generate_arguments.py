@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from typing import Any
 
 from castiron.errors import RequestError
 
+from .param_values import as_integer
 from .request_check import as_lists
-from .request_errors import ParameterError
-from .sampling_params import SamplingParams
+from .request_errors import ParameterError, called
+from .sampling_params import MAX_N, SamplingParams
 
 _FIELDS = frozenset(f.name for f in fields(SamplingParams))
 #: TensorRT-LLM's names for what SamplingParams calls otherwise.
@@ -26,6 +27,9 @@ def merged_params(sampling_params: Any, options: dict[str, Any]) -> SamplingPara
         )
     base = sampling_params or SamplingParams()
     given: dict[str, Any] = {}
+    names = {field: name for name, field in _ALIASES.items() if name in options}
+    if "num_beams" in options:
+        names |= dict.fromkeys(("best_of", "use_beam_search"), "num_beams")
     for name, value in _without_num_beams(options).items():
         field = _ALIASES.get(name, name)
         if field not in _FIELDS and field != "end_id":
@@ -42,14 +46,15 @@ def merged_params(sampling_params: Any, options: dict[str, Any]) -> SamplingPara
     end_id = given.pop("end_id", None)
     if end_id is not None:
         given["ignore_eos"] = True
-        if end_id != -1:
+        if as_integer("end_id", end_id, -1, 2**31 - 1) != -1:
             given["stop_token_ids"] = (*given.get("stop_token_ids", base.stop_token_ids), end_id)
     sampling = given.get("top_k", 1) not in (0, 1, -1) or given.get("top_p", 1.0) != 1.0
     if sampling_params is None and "temperature" not in given and sampling:
         # Nobody narrows the choice of tokens in order to get no choice; TensorRT-LLM's temperature is 1
         # there.
         given["temperature"] = 1.0
-    return replace(base, **given)
+    with called(names):
+        return replace(base, **given)
 
 
 def params_of_prompts(
@@ -74,7 +79,7 @@ def _without_num_beams(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("best_of", "use_beam_search"):
         if name in rest:
             raise ParameterError(f"{name} says the same as num_beams; give one", param=name)
-    beams = options["num_beams"]
+    beams = as_integer("num_beams", options["num_beams"], 1, MAX_N)
     return rest if beams == 1 else {**rest, "best_of": beams, "use_beam_search": True}
 
 
@@ -84,8 +89,11 @@ def prompt_rows(input_ids: Any, prompts: str | Sequence[str] | None) -> tuple[li
         found = "neither" if prompts is None else "both"
         raise RequestError(f"{found} of input_ids and prompts given; give token ids or text")
     if prompts is not None:
-        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-            raise RequestError(f"prompts is of type {type(prompts).__name__}; expected a text or several")
+        # The keys of a mapping are its names for texts, and a set gives them in any order.
+        if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
+            raise RequestError(
+                f"prompts is of type {type(prompts).__name__}; expected a text or a list of texts"
+            )
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         for text in texts:
             if not isinstance(text, str):

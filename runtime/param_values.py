@@ -56,7 +56,7 @@ def as_number(name: str, value: Any, low: float, high: float) -> float:
 
 def as_strings(name: str, value: str | Iterable[str] | None, most: int) -> tuple[str, ...]:
     """A string or several, at most ``most``, as a tuple; None is none."""
-    if value is not None and not isinstance(value, Iterable):
+    if value is not None and (isinstance(value, Mapping) or not isinstance(value, Iterable)):
         refuse(name, value, "a string or a list of strings")
     strings: tuple[Any, ...] = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     if len(strings) > most:
@@ -64,14 +64,27 @@ def as_strings(name: str, value: str | Iterable[str] | None, most: int) -> tuple
     for s in strings:
         if not isinstance(s, str) or not 1 <= len(s) <= MAX_STRING_CHARS:
             refuse(name, s, f"a string of 1 to {MAX_STRING_CHARS} characters, or a list of such strings")
+        check_unicode(name, s)
     return strings
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise ParameterError for a string with half of a surrogate pair, which no UTF-8 can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(
+            f"{name} has a lone surrogate ({text[error.start]!r}) at character {error.start}; expected "
+            "Unicode text. Text from bytes that are no UTF-8 has such: decode them with errors='replace'",
+            param=name,
+        ) from None
 
 
 def as_token_ids(name: str, value: Iterable[int] | None, most: int | None) -> tuple[int, ...]:
     """Token ids, at most ``most`` (None = any number); None is none."""
     if value is None:
         return ()
-    if isinstance(value, (bool, str)) or not isinstance(value, Iterable):
+    if isinstance(value, (bool, str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         refuse(name, value, "a list of token ids")
     tokens = tuple(as_integer(name, t, 0, 2**31 - 1) for t in value)
     if most is not None and len(tokens) > most:

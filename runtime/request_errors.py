@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from castiron.errors import RequestError
 
 
@@ -11,6 +15,26 @@ class ParameterError(RequestError):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+@contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """Refusals inside speak of parameters as the caller does.
+
+    Args:
+        names: the caller's name for a parameter by its own; those that are the same may be left out.
+    """
+    try:
+        yield
+    except ParameterError as error:
+        message = str(error)
+        for own, name in names.items():
+            # A name such as "n" or "stop" is a word as well, but not in front of a value.
+            behind = r"\b" if "_" in own else r"(?= is | \()"
+            message = re.sub(rf"(?<![\w-]){own}{behind}", name, message)
+        error.args = (message,)
+        error.param = names.get(error.param, error.param)
+        raise
 
 
 class ContextLengthError(ParameterError):

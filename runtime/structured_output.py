@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .param_values import refuse, shown
+from .param_values import check_unicode, refuse, shown
 from .request_errors import ParameterError
 
 #: ``grammar`` is Lark or GBNF, ``lark`` Lark without a doubt.
@@ -62,6 +62,7 @@ class StructuredOutput:
                 continue
             if not isinstance(value, str) or not value:
                 refuse(name, value, "a text")
+            check_unicode(name, value)
             if len(value) > MAX_GRAMMAR_CHARS:
                 raise ParameterError(
                     f"{name} has {len(value)} characters; expected at most {MAX_GRAMMAR_CHARS}", param=name
@@ -97,6 +98,7 @@ def _choices(value: Any) -> tuple[str, ...]:
     for text in value:
         if not isinstance(text, str) or not text:
             raise ParameterError(f"choice holds {shown(text)}; expected strings", param="choice")
+        check_unicode("choice", text)
     if sum(map(len, value)) > MAX_GRAMMAR_CHARS:
         raise ParameterError(f"choice has more than {MAX_GRAMMAR_CHARS} characters", param="choice")
     return tuple(value)

@@ -12,6 +12,7 @@ from castiron.errors import EngineError, RequestError
 
 from .chat_template import ChatTemplate, Message
 from .detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from .param_values import check_unicode
 
 if TYPE_CHECKING:
     import tokenizers
@@ -56,8 +57,9 @@ class Tokenizer:
             # Batches alone let other threads run meanwhile, and fast ones keep no offsets, half of the work.
             (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = found.ids
-        except Exception as e:  # lone surrogates: UnicodeEncodeError; the rest are bare Exceptions
-            raise RequestError(f"the prompt cannot be tokenized: {e}; send valid Unicode text") from None
+        except Exception as e:  # tokenizers raises bare Exception
+            check_unicode("prompt", text)
+            raise RequestError(f"the prompt cannot be tokenized: {e}") from None
         if (
             len(ids) > 1
             and ids[0] == ids[1] == self.bos_id

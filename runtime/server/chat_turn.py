@@ -8,7 +8,7 @@ from typing import Any
 
 from ..outputs import Update, joined
 from ..param_values import as_integer
-from ..request_errors import ParameterError
+from ..request_errors import ParameterError, called
 from ..sampling_params import MAX_LOGPROBS, SamplingParams
 from .answer_form import answer_form
 from .conversation import Prompt, encode
@@ -76,9 +76,10 @@ class ChatTurn:
         use = checked_tools(service, body)
         service.admit_outputs(1, body)
         try:
-            prompt, params = await service.off_loop(lambda: _prepared(service, body, lora, use))
-            async with service.engine.prepared(params):
-                generation = Generation(service, [prompt.ids], params)
+            with called(_names(body)):
+                prompt, params = await service.off_loop(lambda: _prepared(service, body, lora, use))
+                async with service.engine.prepared(params):
+                    generation = Generation(service, [prompt.ids], params)
         except ParameterError as e:
             if use is not None and e.param in ("structured_outputs", "lark"):
                 raise ParameterError(f"of the tools, or response_format: {e}", "tools") from None
@@ -193,6 +194,14 @@ def _check(body: ChatBody) -> None:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.top_logprobs is not None:
         as_integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+
+
+def _names(body: ChatBody) -> dict[str, str]:
+    """The request's names for parameters that it calls otherwise than completions do."""
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
 
 
 def _prepared(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,6 @@ from .tools import ToolUse
 #: What the template gets from the request's own fields, which chat_template_kwargs must not contradict.
 _OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-_ASKS_FOR_NONE = re.compile(r"(?<!_)content['\"\]]{0,2}\s+is\s+(not\s+)?none\b")
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,6 @@ def _prepared(i: int, message: Mapping[str, Any], template: str) -> dict[str, An
         made["tool_calls"] = [_call(i, call) for call in calls]
         if not calls:
             del made["tool_calls"]
-    # Templates that do not look for it join text to it.
-    if (
-        made.get("content") is None
-        and made.get("role") == "assistant"
-        and not _ASKS_FOR_NONE.search(template)
-    ):
-        made["content"] = ""
     thought = next((made[n] for n in _REASONING_FIELDS if isinstance(made.get(n), str)), None)
     if thought is not None:
         made.update(dict.fromkeys(_REASONING_FIELDS, thought))

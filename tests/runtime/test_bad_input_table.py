@@ -90,6 +90,50 @@ def test_a_bad_field_has_its_row(server, path, fields, status, kind, param):
     assert error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "message"),
+    [
+        (
+            CHAT,
+            {"max_completion_tokens": -1},
+            "max_completion_tokens",
+            "max_completion_tokens is -1; expected",
+        ),
+        (CHAT, {"max_tokens": -1}, "max_tokens", "max_tokens is -1; expected"),
+        (
+            CHAT,
+            {"max_completion_tokens": 3, "min_tokens": 4},
+            "min_tokens",
+            "min_tokens is 4; expected at most max_completion_tokens (3)",
+        ),
+        (
+            CHAT,
+            {"logprobs": True, "top_logprobs": 2, "use_beam_search": True},
+            "top_logprobs",
+            "top_logprobs is 2; expected 0 with use_beam_search",
+        ),
+        (CHAT, {"max_completion_tokens": 250}, "max_completion_tokens", "lower max_completion_tokens"),
+        (RESPONSES, {"max_output_tokens": 250}, "max_output_tokens", "lower max_output_tokens"),
+    ],
+)
+def test_a_refusal_names_the_field_that_was_sent(server, path, fields, param, message):
+    fields = {"temperature": 0, **LEAST[path], **fields}
+    if path == RESPONSES:
+        del fields["temperature"]
+    answer = post(server, path, **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert message in answer.json()["error"]["message"]
+
+
+def test_what_a_template_cannot_read_is_refused_by_the_place_of_the_message(server):
+    for message in ({"role": "user", "content": None}, {"role": "user"}):
+        answer = post(server, CHAT, messages=[*USER, message])
+        assert answer.status_code == 400
+        error = envelope(answer, "BadRequestError")
+        assert (error["param"], "messages[1]" in error["message"]) == ("messages", True)
+
+
 @pytest.mark.parametrize("path", LEAST)
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"a=1&b=2", b'{"model": "\xff"}', b"\x00\x01"])
 def test_a_body_that_is_no_json_object_is_400_whatever_its_content_type(server, path, raw):

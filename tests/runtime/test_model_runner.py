@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from castiron.runtime.loading import parse_bytes
 from castiron.runtime.model_runner import ModelRunner
+from castiron.runtime.request_errors import ParameterError
 from castiron.runtime.sampling_params import SamplingParams
 from castiron.runtime.structured_output import StructuredOutput
 from castiron.runtime.tokenizer import Tokenizer
@@ -132,10 +133,65 @@ def test_bad_parameters_fail_the_call_before_anything_runs(runner):
         runner.generate(input_ids=[1], max_tokens=1, max_new_tokens=2)
     with pytest.raises(RequestError, match="of type dict; expected SamplingParams"):
         runner.generate(input_ids=[1], sampling_params={"temperature": 1})
-    for prompts in (5, b"text"):
+    for prompts in (5, b"text", {"a": 1}, {"a": "text"}, {"text"}):
         with pytest.raises(RequestError, match="prompts is of type"):
             runner.generate(prompts=prompts)
     assert runner.session.core.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "param"),
+    [
+        ({"num_beams": 0}, "num_beams is 0; expected an integer from 1", "num_beams"),
+        ({"num_beams": True}, "num_beams is True; expected an integer", "num_beams"),
+        (
+            {"num_beams": 2, "num_return_sequences": 3},
+            "num_beams is 2; expected num_return_sequences (3) or more",
+            "num_beams",
+        ),
+        ({"num_beams": 2, "min_p": 0.5}, "min_p is 0.5; expected 0 with num_beams, which", "min_p"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1; expected", "max_new_tokens"),
+        (
+            {"max_new_tokens": 3, "min_tokens": 4},
+            "min_tokens is 4; expected at most max_new_tokens (3)",
+            "min_tokens",
+        ),
+        ({"random_seed": "x"}, "random_seed is 'x'; expected an integer", "random_seed"),
+        ({"num_return_sequences": 0}, "num_return_sequences is 0; expected", "num_return_sequences"),
+        ({"end_id": "x"}, "end_id is 'x'; expected an integer", "end_id"),
+        ({"end_id": -2}, "end_id is -2; expected an integer from -1", "end_id"),
+        ({"stop": {"a": 1}}, "stop is {'a': 1}; expected a string or a list", "stop"),
+        ({"stop": "a\ud800"}, "stop has a lone surrogate", "stop"),
+        ({"bad_words": ["\udfff"]}, "bad_words has a lone surrogate", "bad_words"),
+        (
+            {"stop_token_ids": {3: 1}},
+            "stop_token_ids is {3: 1}; expected a list of token ids",
+            "stop_token_ids",
+        ),
+        ({"stop_token_ids": b"ab"}, "stop_token_ids is b'ab'; expected a list", "stop_token_ids"),
+    ],
+)
+def test_a_refusal_names_the_parameter_that_was_given(runner, options, message, param):
+    with pytest.raises(ParameterError) as refusal:
+        runner.generate(input_ids=[1], **options)
+    assert message in str(refusal.value)
+    assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    "form", [{"regex": "\ud800"}, {"choice": ("a", "\ud800")}, {"grammar": 'start: "\ud800"'}]
+)
+def test_a_form_with_half_of_a_surrogate_pair_is_refused(form):
+    with pytest.raises(ParameterError, match="has a lone surrogate"):
+        StructuredOutput(**form)
+
+
+def test_a_prompt_that_is_no_unicode_text_fails_alone(tokenizer_dir):
+    runner, _, _ = scripted(tokenizer_dir, "ab")
+    with runner:
+        bad, good = runner.generate(prompts=["\ud800", "x"], max_new_tokens=1)
+    assert bad.error.startswith(r"prompt has a lone surrogate ('\ud800') at character 0; expected Unicode")
+    assert good.error is None
 
 
 def test_an_engine_without_tokenizer_gives_ids_and_refuses_text(runner):

@@ -106,7 +106,8 @@ def test_calls_and_results_go_through_the_template(saying, tools_folder):
     [
         ("{% for m in messages %}{{ m.role + ': ' + m.content + ';' }}{% endfor %}", "assistant: ;"),
         (
-            "{% for m in messages %}{{ m.role }}{{ ' calls;' if m.content is none }}{% endfor %}",
+            "{% for m in messages %}{{ m.role }}{{ ' calls;' if m.content is none else m.content }}"
+            "{% endfor %}",
             "assistant calls;",
         ),
         (
@@ -114,8 +115,8 @@ def test_calls_and_results_go_through_the_template(saying, tools_folder):
             "assistant;",
         ),
         (
-            "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ 'say ' + c.function.arguments }}"
-            "{% endfor %}{% endfor %}",
+            "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+            "{{ 'say ' + c.function.arguments }}{% endfor %}{% endfor %}",
             "say {}",
         ),
     ],

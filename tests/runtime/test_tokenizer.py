@@ -9,6 +9,7 @@ import time
 import make_tokenizer
 import pytest
 from castiron.runtime.chat_template import ChatTemplate
+from castiron.runtime.request_errors import ParameterError
 from castiron.runtime.tokenizer import Tokenizer
 
 from castiron.errors import EngineError, RequestError
@@ -73,7 +74,8 @@ FEATURES = """{% set ns = namespace(n=0) %}{{ bos_token }}{% for m in messages %
 def test_the_features_that_templates_use_render_as_in_transformers(tmp_path):
     folder = make_tokenizer.byte_level(tmp_path, chat_template=FEATURES)
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    chat = [*CHAT, {"role": "skip", "content": "no"}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    chat = [*CHAT, {"role": "skip", "content": "no", "tool_calls": [call]}]
     tools = [{"type": "function", "function": {"name": "f", "description": "<é> & 'x'"}}]
     for kwargs in ({}, {"tools": tools}, {"extra": "more"}):
         expected = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **kwargs)
@@ -137,8 +139,10 @@ def test_a_missing_template_says_what_to_do(tmp_path):
 
 def test_the_template_file_wins_over_the_config(tmp_path):
     folder = make_tokenizer.byte_level(tmp_path)
-    (folder / "chat_template.jinja").write_text("from file")
-    assert Tokenizer(folder).render_chat(CHAT) == "from file"
+    (folder / "chat_template.jinja").write_text(
+        "from file{% for m in messages %} {{ m.content }}{% endfor %}"
+    )
+    assert Tokenizer(folder).render_chat(CHAT[:1]) == "from file Be brief."
 
 
 def test_a_damaged_tokenizer_is_an_engine_error(tmp_path):
@@ -157,8 +161,80 @@ def test_bytes_of_tokens_add_up_to_the_text(tmp_path):
 
 def test_a_lone_surrogate_is_a_request_error(tmp_path):
     tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path))
-    with pytest.raises(RequestError, match="Unicode"):
-        tokenizer.encode("\ud800")
+    with pytest.raises(RequestError) as refusal:
+        tokenizer.encode("ab\ud800")
+    assert str(refusal.value).startswith(
+        r"prompt has a lone surrogate ('\ud800') at character 2; expected Unicode text"
+    )
+
+
+CHATML = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+#: Writes what it knows and passes over the rest, tool results as JSON.
+KNOWN_ROLES = """{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}
+{%- elif m.role in ('tool', 'ipython') %}T:{{ m.content | tojson }}
+{%- elif m.role == 'assistant' %}A:{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}
+{{- m.content.split('</think>')[-1] }}{% endif %}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "content", "read"),
+    [
+        (CHATML, "wizard", "abc", True),
+        (KNOWN_ROLES, "ipython", "abc", True),
+        (KNOWN_ROLES, "tool", 'say "a"', True),
+        (KNOWN_ROLES, "assistant", "<think>x</think>", True),
+        (KNOWN_ROLES, "assistant", "", True),
+        (KNOWN_ROLES, "system", "abc", False),
+        (KNOWN_ROLES, "wizard", "abc", False),
+        (KNOWN_ROLES, "wizard", "U", False),  # which the prompt has from elsewhere
+        (KNOWN_ROLES, "wizard", "", False),
+        (KNOWN_ROLES, "User", [{"type": "text", "text": "abc"}], False),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_refused(tmp_path, template, role, content, read):
+    tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path, chat_template=template))
+    chat = [{"role": "user", "content": "hello"}, {"role": role, "content": content}]
+    for order in (chat, [*chat, {"role": "tool", "content": 'a "quote"'}], chat[::-1]):
+        if read:
+            assert tokenizer.render_chat(order)
+            continue
+        with pytest.raises(
+            ParameterError, match=rf"messages\[{order.index(chat[1])}\] has the role '{role}'"
+        ):
+            tokenizer.render_chat(order)
+
+
+def test_what_a_message_with_calls_says_besides_is_the_templates_business(tmp_path):
+    tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path, chat_template=KNOWN_ROLES))
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "abc", "tool_calls": calls}]
+    assert "abc" not in tokenizer.render_chat(chat)
+
+
+def test_a_template_that_reads_no_message_to_be_continued_is_refused(tmp_path):
+    tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path, chat_template=KNOWN_ROLES))
+    chat = [{"role": "system", "content": "abc"}, {"role": "assistant", "content": "It is"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert tokenizer.render_chat(chat[1:], **options) == "A:It is"
+    with pytest.raises(ParameterError, match=r"messages\[0\] has the role 'system'"):
+        tokenizer.render_chat(chat, **options)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+@pytest.mark.parametrize("message", [{"content": None}, {}])
+def test_a_message_without_content_is_refused_where_only_a_model_may_have_none(tmp_path, role, message):
+    tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path, chat_template=CHATML))
+    with pytest.raises(ParameterError, match=rf"messages\[1\] of the role '{role}' has no content; expected"):
+        tokenizer.render_chat([*CHAT[:1], {"role": role, **message}])
+
+
+def test_an_assistant_may_have_said_nothing(tmp_path):
+    joins = "{% for m in messages %}{{ m.role + ': ' + m.content + ';' }}{% endfor %}"
+    asks = "{% for m in messages %}{{ m.role }}{{ 'calls' if m.content == none else m.content }}{% endfor %}"
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]
+    for template, expected in ((joins, "user: x;assistant: ;"), (asks, "userxassistantcalls")):
+        folder = make_tokenizer.byte_level(tmp_path / str(len(expected)), chat_template=template)
+        assert Tokenizer(folder).render_chat(chat) == expected
 
 
 def test_other_threads_run_while_a_long_text_is_tokenized(tmp_path):

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from castiron.errors import CastironError
 
+from ...request_errors import called
 from ..body import parse
 from ..chat_turn import ChatTurn, checked_tools
 from ..conversation import encode
@@ -23,7 +24,8 @@ async def create_message(service: Service, request: Request) -> Response:
     try:
         body = await parse(service, request, MessagesBody)
         chat = await service.by_size(lambda: chat_body(body))
-        turn = await ChatTurn.begin(service, chat)
+        with called({"stop": "stop_sequences"}):
+            turn = await ChatTurn.begin(service, chat)
         answer = Answer(turn)
         if body.stream:
             return EventStream(

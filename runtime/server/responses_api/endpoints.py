@@ -7,6 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ...request_errors import called
 from ..body import parse
 from ..chat_turn import ChatTurn
 from ..errors import ApiError, describe
@@ -43,7 +44,9 @@ class Responses:
             items = [*earlier.conversation, *items]
         convert = self._service.by_size if earlier is None else self._service.off_loop
         chat = await convert(lambda: chat_body(body, items))
-        turn = await ChatTurn.begin(self._service, chat)
+        names = dict.fromkeys(("max_completion_tokens", "max_tokens"), "max_output_tokens")
+        with called({**names, "messages": "input"}):
+            turn = await ChatTurn.begin(self._service, chat)
         stored = Stored(new_response(body, turn.model), items)
         if earlier is not None:
             stored.input_size += earlier.size
