@@ -21,6 +21,7 @@ from castiron.errors import CheckpointError
 
 from .converted import converted, copy_companions, save_tensors
 from .gguf_blocks import find_blocks
+from .gguf_file import check_gguf
 from .gguf_tokenizer import save_tokenizer
 from .quantized.gguf import write_table
 from .shards import SINGLE
@@ -37,6 +38,7 @@ def convert_gguf(file: Path) -> tuple[Path, tuple[str, ...]]:
     sources = [file, beside] if beside.is_file() else [file]
 
     def convert(target: Path) -> None:
+        check_gguf(file)
         with _parsed_once():
             if beside.is_file():
                 copy_companions(file.parent, target, skip="config.json")

@@ -66,9 +66,52 @@ def test_an_unknown_pre_tokenizer_is_refused_unless_a_tokenizer_lies_beside(
     assert json.loads((checkpoint.folder / "tokenizer.json").read_text()) == {"mine": True}
 
 
-@pytest.mark.parametrize("keep", [0, 3, 40, 3000, -50])
-def test_a_damaged_gguf_file_is_refused(tmp_path: Path, keep: int) -> None:
+@pytest.mark.parametrize(
+    ("keep", "what"),
+    [
+        *((keep, "begins with b'GG") for keep in (2, 3)),
+        (0, "begins with b''"),
+        (4, "its version ends at byte 8"),
+        (20, "the number of its metadata ends at byte 24"),
+        (40, "entry 1 of"),
+        (3000, "of its metadata ends at byte"),
+        (4900, "the description of tensor"),
+        (150_000, "tensor '"),
+        (-1, "tensor '"),
+    ],
+)
+def test_a_gguf_file_that_is_cut_off_is_refused_by_the_place(tmp_path: Path, keep: int, what: str) -> None:
     file = write_gguf(tmp_path / "m.gguf", tiny_llama())
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=r"m\.gguf"):
+    whole = file.read_bytes()
+    file.write_bytes(whole[:keep])
+    with pytest.raises(CheckpointError) as refusal:
         Checkpoint.open(file)
+    message = str(refusal.value)
+    assert message.startswith(f"{file}: ")
+    assert what in message
+    assert "ownload it again" in message
+    if keep >= 4 or keep < 0:
+        assert f"it has {len(whole[:keep])} bytes" in message
+
+
+@pytest.mark.parametrize(
+    ("at", "bytes_there", "what"),
+    [
+        (0, b"GGML", "begins with b'GGML', and GGUF files with b'GGUF'"),
+        (0, b"version https://git-lfs", "is a git-lfs pointer"),
+        (4, b"\0\0\0\3", "is of GGUF version 50331648; read are 2 and 3, little-endian"),
+        (8, b"\xff" * 8, "which the installed gguf package does not know"),
+        (16, b"\xff" * 8, "of its metadata"),
+        (24, b"\xff" * 8, "entry 1 of"),
+    ],
+)
+def test_a_gguf_file_that_was_damaged_is_refused_in_our_words(
+    tmp_path: Path, at: int, bytes_there: bytes, what: str
+) -> None:
+    file = write_gguf(tmp_path / "m.gguf", tiny_llama())
+    raw = bytearray(file.read_bytes())
+    raw[at : at + len(bytes_there)] = bytes_there
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError) as refusal:
+        Checkpoint.open(file)
+    assert what in str(refusal.value)
