@@ -14,6 +14,8 @@ from typing import Final
 
 from castiron.errors import CheckpointError
 
+from .safetensors_file import refuse_lfs_pointer
+
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 #: Bytes of a value of metadata, by its type; strings and arrays have a length in front.
@@ -28,11 +30,7 @@ def check_gguf(file: Path) -> None:
     try:
         with file.open("rb") as stream:
             start = stream.read(8)
-            if start == b"version ":  # of https://git-lfs.github.com/spec/v1
-                raise CheckpointError(
-                    f"{file}: is a git-lfs pointer, not the weights themselves. Run 'git lfs pull' in its "
-                    "folder, or download the file again."
-                )
+            refuse_lfs_pointer(file, start)
             if start[:4] != _MAGIC:
                 raise CheckpointError(
                     f"{file}: begins with {start[:4]!r}, and GGUF files with {_MAGIC!r}. It is something "

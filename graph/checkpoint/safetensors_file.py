@@ -80,11 +80,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             start = stream.read(8)
             if len(start) < 8:
                 raise _bad(path, f"found {len(start)} bytes, expected at least 8 for the header length")
-            if start == b"version ":  # of https://git-lfs.github.com/spec/v1
-                raise CheckpointError(
-                    f"{path}: is a git-lfs pointer, not the weights themselves. Run 'git lfs pull' in its "
-                    "folder, or download the file again."
-                )
+            refuse_lfs_pointer(path, start)
             header_bytes = int.from_bytes(start, "little")
             if header_bytes > MAX_HEADER_BYTES:
                 raise _bad(path, f"found a header length of {header_bytes}, allowed are {MAX_HEADER_BYTES}")
@@ -104,6 +100,15 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     tensors = {name: _entry(path, name, entry, data_start) for name, entry in header.items()}
     _check_layout(path, tensors.values(), data_start, file_bytes)
     return tensors
+
+
+def refuse_lfs_pointer(path: Path, start: bytes) -> None:
+    """Raise CheckpointError where a file of weights begins as a pointer of git-lfs does."""
+    if start.startswith(b"version "):  # of https://git-lfs.github.com/spec/v1
+        raise CheckpointError(
+            f"{path}: is a git-lfs pointer, not the weights themselves. Run 'git lfs pull' in its "
+            "folder, or download the file again."
+        )
 
 
 def _bad(path: Path, what: str) -> CheckpointError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from castiron.errors import CheckpointError
 
 from .config import read_config, read_json_object
 from .converted import converted, copy_companions, save_tensors
-from .safetensors_file import DTYPES, read_header
+from .safetensors_file import DTYPES, read_header, refuse_lfs_pointer
 from .shards import INDEX, SINGLE
 
 _BIN: Final = "pytorch_model.bin"
@@ -52,9 +53,23 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
+def _check_whole(file: Path) -> None:
+    """Raise CheckpointError for a file that is empty, a pointer, or a ZIP archive without its end."""
+    with file.open("rb") as stream:
+        start = stream.read(8)
+    refuse_lfs_pointer(file, start)
+    size = file.stat().st_size
+    if not start or (start.startswith(b"PK") and not zipfile.is_zipfile(file)):
+        raise CheckpointError(
+            f"{file}: is cut off: it has {size} bytes, and the table of its tensors, which is at the end, is "
+            "not among them. Download it again."
+        )
+
+
 def _load(file: Path) -> dict[str, Any]:
     import torch
 
+    _check_whole(file)
     try:
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

@@ -289,6 +289,20 @@ def test_other_model_code_than_what_is_built_is_told(tmp_path: Path) -> None:
         assert "(modeling_foo.FooForCausalLM), which is not run: built as LlamaForCausalLM" in note
 
 
+@pytest.mark.parametrize("keep", [0, 4, 1000, -1])
+def test_a_pickled_checkpoint_that_is_cut_off_is_told_so(tmp_path: Path, keep: int) -> None:
+    file = saved(llama(False), tmp_path) / "pytorch_model.bin"
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(llama(False).state_dict(), file)
+    raw = file.read_bytes()[:keep]
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=rf"pytorch_model.bin: is cut off: it has {len(raw)} bytes"):
+        Checkpoint.open(tmp_path)
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match="is a git-lfs pointer"):
+        Checkpoint.open(tmp_path)
+
+
 def test_configs_that_are_broken_or_unknown_are_refused(tmp_path: Path) -> None:
     folder = saved(llama(False), tmp_path)
     edit_config(folder, model_type="no_such_model")
