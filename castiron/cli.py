@@ -15,6 +15,7 @@ import click
 
 import castiron
 from castiron.errors import CastironError
+from castiron.interrupts import EXIT_CODE, raised
 
 #: {command: (module below castiron.commands, one line for --help)}
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -74,7 +75,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what a user can cause ends in a red line and exit code 1, not in a traceback."""
         try:
-            return super().invoke(ctx)
+            with raised():
+                return super().invoke(ctx)
         except CastironError as error:
             fail(str(error))
         except ModuleNotFoundError as error:
@@ -90,7 +92,7 @@ class LazyGroup(click.Group):
             fail(f"the output could not be written{where}: {error.strerror}; free some space")
         except KeyboardInterrupt:
             click.secho("interrupted", fg="yellow", err=True)
-            sys.exit(130)
+            sys.exit(EXIT_CODE)
 
 
 def fail(message: str) -> None:

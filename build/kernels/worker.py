@@ -7,6 +7,8 @@ import pickle
 import sys
 from typing import Any
 
+from castiron.interrupts import at_start, raised
+
 from .cuda_compiler import compile_cuda
 from .job import CompileError, CudaJob, TritonJob
 from .triton_compiler import TritonCompiler
@@ -14,6 +16,12 @@ from .triton_compiler import TritonCompiler
 
 def main() -> None:
     """Serve until stdin ends. An answer is ``(Compiled, "")`` or ``(None, the compiler's words)``."""
+    at_start()  # a terminal's Ctrl-C comes here, too, and compilers have temporary folders
+    with raised():
+        _serve()
+
+
+def _serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what compilers print must not end up between the answers
     from triton import knobs  # type: ignore[import-untyped]
