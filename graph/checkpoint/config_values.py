@@ -53,6 +53,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_hidden_size", "vocab_size"), _COUNT),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), _COUNT),
     **dict.fromkeys(("sliding_window", "attention_chunk_size"), _COUNT_OR_NONE),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _COUNT_OR_NONE),
+    **dict.fromkeys(("moe_num_experts", "num_experts_per_tok", "moe_intermediate_size"), _COUNT_OR_NONE),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"), _EPSILON),
     **dict.fromkeys(("rope_theta", "rotary_emb_base"), _POSITIVE),
     **dict.fromkeys(("bos_token_id", "pad_token_id"), _TOKEN),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from .errors import envelope
+from .lingering import LingeringTransport
 from .streaming import IS_CLOSED, WRITE_NOW
 
 #: Bytes of the request line and the headers, and of what else is no body (chunk sizes, trailers).
@@ -33,24 +34,32 @@ class BoundedHttp(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._body_bytes = 0
+        #: A request has begun to come and is not complete.
+        self._is_receiving = False
         self._field_bytes = 0  # of the headers of the request that is being read
         #: Requests that are not answered: uvicorn knows the one that came last.
         self._unanswered: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection is there to bring a request."""
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(
+            transport, self.loop, lambda: self._is_receiving, self.read_timeout
+        )
+        super().connection_made(cast("asyncio.Transport", self._lingering))
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock, and tell all that the client has gone."""
         self._stop_clock()
+        self._lingering.stop()
         super().connection_lost(exc)
         for cycle in self._unanswered:
             _disconnect(cycle)
 
     def data_received(self, data: bytes) -> None:
         """Parse a piece, within the bounds."""
+        if self._lingering.swallow(data):
+            return
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._start_clock()
         self._head_bytes += len(data)
@@ -61,6 +70,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins, perhaps while an earlier one is being answered."""
         super().on_message_begin()
+        self._is_receiving = True
         self._field_bytes = 0
         if self._deadline is None:
             self._start_clock()
@@ -97,6 +107,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is complete: its client has done its part."""
         self._stop_clock()
+        self._is_receiving = False
         self._head_bytes = self._body_bytes = 0
         super().on_message_complete()
 
@@ -131,6 +142,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
         else:
             self._refuse(408, f"the request was not complete after {self.read_timeout:g} seconds")
+            self._lingering.close_now()  # it has had its time
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer and close, whatever the request's handler is doing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from castiron.graph import capture, capture_config
 from castiron.graph.capturing import api, attention, gates, numeric
 from castiron.graph.capturing.source_hash import body_hash, check_body
 from castiron.graph.checkpoint import Checkpoint
+from castiron.graph.checkpoint.config_values import check_values
 from transformers import AutoConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -90,6 +92,7 @@ def test_a_field_of_another_architecture_that_changes_the_logits_is_refused(fiel
 def test_the_configuration_of_every_supported_model_passes_the_field_check(name: str) -> None:
     config = zoo.make_config(name)
     gates.check_fields(config.to_dict(), config)
+    check_values(json.loads(config.to_json_string()), "config.json")
 
 
 def test_a_model_with_absolute_positions_from_a_buffer_is_refused_without_a_traceback() -> None:

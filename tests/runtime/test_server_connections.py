@@ -13,6 +13,7 @@ import httpx
 import live_server
 import pytest
 import trustme
+from castiron.runtime.server import lingering
 from castiron.runtime.server.listening import Listen, open_sockets
 from cryptography.hazmat.primitives import serialization
 from fake_core import FakeCore
@@ -270,6 +271,68 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(server):
         answer = received(client)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in answer.lower()
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+ANNOUNCED = b"Content-Length: 40000000\r\n\r\n"
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_sends_forty_megabytes_before_reading_gets_to_read_that_they_are_too_many(
+    folder, certificates, tls, announced
+):
+    listen = {"ssl_certfile": str(certificates / "both.pem")} if tls else {}
+    megabyte = b"x" * 1_000_000
+    with live_server.serve(tokenizer_dir=folder, listen=listen) as (url, _), connect(url) as plain:
+        wrapped = trusting(certificates).wrap_socket(plain, server_hostname="127.0.0.1") if tls else plain
+        with wrapped as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + (ANNOUNCED if announced else CHUNKED)
+            )
+            for _ in range(40):
+                client.sendall(megabyte if announced else b"f4240\r\n" + megabyte + b"\r\n")
+            answer = b""
+            while b"limit of" not in answer:
+                part = client.recv(65536)
+                assert part, answer
+                answer += part
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer.lower()
+
+
+def lasts(client, until):
+    """Seconds until the server does not take what is sent any more, or ``until`` of them."""
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() < began + until:
+            client.sendall(b"x" * 1000)
+            time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_a_connection_lingers_for_a_while_only(folder, monkeypatch):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + ANNOUNCED
+    with live_server.serve(tokenizer_dir=folder, listen={"read_timeout": 1.0}) as (url, _):
+        with connect(url) as client:  # the time that a request has
+            client.sendall(head)
+            assert 0.9 < lasts(client, 5) < 4
+        monkeypatch.setattr(lingering, "MOST_BYTES", 10_000)
+        with connect(url) as client:
+            client.sendall(head)
+            assert lasts(client, 5) < 0.9
+        monkeypatch.setattr(lingering, "SILENCE", 0.2)
+        with connect(url) as client:
+            client.sendall(head)
+            assert received(client).startswith(b"HTTP/1.1 413 ")
+            time.sleep(0.5)
+            assert lasts(client, 5) < 0.4
+
+
+def test_headers_without_end_get_their_answer_also_when_all_were_sent_before_it_is_read(server):
+    with connect(server[0]) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 500_000)
+        assert received(client).startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
 
 
 def test_nonsense_behind_a_whole_request_does_not_cost_its_answer(server):
