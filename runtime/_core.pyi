@@ -181,6 +181,12 @@ class Event:
     def queue_seconds(self) -> float:
         """What the request waited for its first step."""
     @property
+    def first_token_seconds(self) -> float:
+        """From its arrival to its first token, in the last event; 0: it had none."""
+    @property
+    def seconds(self) -> float:
+        """From its arrival to its end, in the last event."""
+    @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
         """Of prompt tokens 1, 2, ..., in one event, when the prompt is processed; if asked for."""
     @property

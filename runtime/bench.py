@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from castiron.errors import RequestError
 
@@ -25,28 +25,26 @@ Progress = Callable[[], None]
 
 @dataclass(slots=True)
 class Timeline:
-    """When one request's tokens came, in seconds of ``time.perf_counter``."""
+    """One request, by the engine's clock: this process may see many of its tokens at once, where the engine's
+    thread has the priority (``chrt -f 10``) or the machine is busy.
+
+    Attributes:
+        submitted: when, in seconds of ``time.perf_counter``.
+        tokens: new ones.
+        ttft: seconds to the first token.
+        latency: seconds to the end.
+    """
 
     submitted: float
-    token_times: list[float] = field(default_factory=list)
-    ended: float = 0.0
+    tokens: int = 0
+    ttft: float = 0.0
+    latency: float = 0.0
     error: str | None = None
-
-    @property
-    def ttft(self) -> float:
-        """Seconds to the first token."""
-        return self.token_times[0] - self.submitted
-
-    @property
-    def latency(self) -> float:
-        """Seconds from submission to the end."""
-        return self.ended - self.submitted
 
     @property
     def tpot(self) -> float | None:
         """Mean seconds of the tokens after the first; None with one token."""
-        n = len(self.token_times)
-        return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
+        return (self.latency - self.ttft) / (self.tokens - 1) if self.tokens > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class Round:
     @property
     def output_tokens(self) -> int:
         """New tokens of all requests."""
-        return sum(len(t.token_times) for t in self.timelines)
+        return sum(t.tokens for t in self.timelines)
 
 
 def random_prompts(count: int, length: int, vocab_size: int, rng: random.Random) -> list[list[int]]:
@@ -86,10 +84,9 @@ def run_round(
     def sink_of(line: Timeline) -> Callable[[Update], None]:
         def sink(update: Update) -> None:
             nonlocal left
-            now = time.perf_counter()
-            line.token_times.extend([now] * len(update.token_ids))
+            line.tokens += len(update.token_ids)
             if update.finish_reason is not None:
-                line.ended, line.error = now, update.error
+                line.error = update.error
                 left -= 1
                 slots.release()
                 if left == 0:
@@ -110,9 +107,10 @@ def run_round(
         for request in running:
             session.cancel(request)
     seconds = time.perf_counter() - began
-    for line in lines:
+    for line, request in zip(lines, running, strict=True):
         if line.error is not None:
             raise RequestError(f"a request of the benchmark failed: {line.error}")
+        line.ttft, line.latency = request.first_token_seconds or 0.0, request.seconds or 0.0
     return Round(lines, sum(map(len, prompts)), seconds)
 
 
@@ -160,8 +158,8 @@ def measure_latency(
             rounds.append(done)
         if progress is not None:
             progress()
-    firsts = [max(t.token_times[0] for t in r.timelines) - r.timelines[0].submitted for r in rounds]
-    lasts = [max(t.ended for t in r.timelines) - r.timelines[0].submitted for r in rounds]
+    firsts = [max(t.submitted + t.ttft for t in r.timelines) - r.timelines[0].submitted for r in rounds]
+    lasts = [max(t.submitted + t.latency for t in r.timelines) - r.timelines[0].submitted for r in rounds]
     decode = [last - first for first, last in zip(firsts, lasts, strict=True)]
     first, after = statistics.median(firsts), statistics.median(decode)
     more = batch_size * (output_len - 1)

@@ -49,6 +49,8 @@ class CoreEvent(Protocol):
     prompt_tokens: int
     cached_tokens: int
     queue_seconds: float
+    first_token_seconds: float
+    seconds: float
     beams: Sequence[CoreBeam]
     prompt_logprobs: Sequence[CoreLogprobs]
     context_logits: npt.NDArray[np.float32] | None

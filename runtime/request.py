@@ -42,10 +42,12 @@ class Request:
         "_scored",
         "adapter",
         "done",
+        "first_token_seconds",
         "id",
         "params",
         "prompt_ids",
         "queue_seconds",
+        "seconds",
         "sink",
     )
 
@@ -65,6 +67,10 @@ class Request:
         self.done = False
         #: What it waited for its first step; None until its first event.
         self.queue_seconds: float | None = None
+        #: From its arrival in the engine to its first token and to its end, by the engine's clock; None until
+        #: it has ended, 0 where it had no token.
+        self.first_token_seconds: float | None = None
+        self.seconds: float | None = None
         self._count = 0
         self._scored = False
         self._eos = eos_token_ids

@@ -335,6 +335,7 @@ class Session:
             self._failure = self.core.stats().get("dead") or None
         if request is None:
             return
+        request.first_token_seconds, request.seconds = event.first_token_seconds, event.seconds
         with self._wake:
             del self._requests[event.request_id]
             self._masks.drop(event.request_id)

@@ -348,6 +348,7 @@ void Engine::publish(Request& request) {
         request.looks_at_tokens && (request.params.context_logits || request.params.prompt_logprobs >= 0);
     const bool context = wanted && !request.published_context && request.context_rows_left == 0;
     if (request.published == request.num_public() && !finished && !context) return;
+    if (finished || request.first_token_seconds < 0) request.note_news();
     auto entry = static_cast<size_t>(request.outbox_entry);
     if (entry >= outbox_.size() || outbox_[entry].request != &request) {  // poll() took it away
         entry = outbox_.size();

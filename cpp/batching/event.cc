@@ -34,6 +34,8 @@ Event make_event(const Request& request, int from, int to, bool context, bool fi
     if (context) event.context_logits = request.context_logits;
     if (finished) {
         event.finished = true;
+        event.first_token_seconds = std::max(request.first_token_seconds, 0.0F);
+        event.seconds = std::max(request.seconds, 0.0F);
         event.finish_reason = request.finish_reason;
         event.stop_token_id = request.stop_token;
         event.error = request.error;

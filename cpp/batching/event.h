@@ -30,6 +30,9 @@ struct Event {
     std::vector<TokenLogprobs> prompt_logprobs;
     int cached_tokens = 0;    // of them taken from the cache instead of computed
     float queue_seconds = 0;  // that the request waited for its first step
+    // From the request's arrival to its first token and to its end, with the end; 0: there was none.
+    float first_token_seconds = 0;
+    float seconds = 0;
     int vocab_size = 0;
     std::shared_ptr<float[]> context_logits;     // [prompt_tokens, vocab_size], once, if asked for
     std::shared_ptr<float[]> generation_logits;  // [num_output, vocab_size], with the end, if asked for

@@ -114,6 +114,12 @@ void Request::note_start() {
     queue_seconds = std::chrono::duration<float>(std::chrono::steady_clock::now() - arrived).count();
 }
 
+void Request::note_news() {
+    const float since = std::chrono::duration<float>(std::chrono::steady_clock::now() - arrived).count();
+    if (first_token_seconds < 0 && num_public() > 0) first_token_seconds = since;
+    if (state == RequestState::kFinished) seconds = since;
+}
+
 void Request::advance_beams() {
     const bool goes_on = beams->search.choose();
     if (!goes_on) {

@@ -141,6 +141,8 @@ struct alignas(64) Request {
     [[nodiscard]] int num_found() const;
     // A step begins to run it, perhaps not for the first time.
     void note_start();
+    // Something of it is about to be published: its first token, or its end.
+    void note_news();
     // Gives all KV blocks and promises back.
     void give_back(BlockPool& pool);
 
@@ -203,7 +205,9 @@ struct alignas(64) Request {
     const RequestId id;
     int cached_tokens = 0;  // prompt tokens that came from the cache; fixed once there is news
     const std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
-    float queue_seconds = -1;  // from there to its first step, -1: not yet; fixed once there is news
+    float queue_seconds = -1;        // from there to its first step, -1: not yet; fixed once there is news
+    float first_token_seconds = -1;  // from there to its first token, -1: none yet
+    float seconds = -1;              // from there to its end, -1: not yet
     int preemptions = 0;
     int32_t stop_token = -1;  // the stop token that ended it
     std::string error;

@@ -349,6 +349,8 @@ NB_MODULE(_core, m) {
         .def_ro("prompt_tokens", &Event::prompt_tokens)
         .def_ro("cached_tokens", &Event::cached_tokens)
         .def_ro("queue_seconds", &Event::queue_seconds)
+        .def_ro("first_token_seconds", &Event::first_token_seconds)
+        .def_ro("seconds", &Event::seconds)
         .def_ro("prompt_logprobs", &Event::prompt_logprobs)
         .def_prop_ro("context_logits",
                      [](const Event& self) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
 
 from castiron.runtime import loading
-from castiron.runtime.bench import percentiles, random_prompts, run_round
+from castiron.runtime.bench import measure_latency, measure_throughput, percentiles, random_prompts, run_round
 from fake_core import FakeCore, make_session
 
 from castiron.cli import main
@@ -89,6 +90,28 @@ def test_concurrency_is_kept():
     run_round(session, random_prompts(9, 4, 300, random.Random(1)), 5, max_concurrency=3)
     session.close()
     assert max(seen) == 3
+
+
+class AllAtOnce(FakeCore):
+    """Gives all tokens of a request in one event, as a process sees them that gets no CPU between."""
+
+    def _step(self, r):
+        events = [super(AllAtOnce, self)._step(r) for _ in range(r.params.max_tokens)]
+        tokens = [token for event in events for token in event.token_ids]
+        return replace(events[-1], token_ids=tokens, first_token_seconds=0.1, seconds=0.5)
+
+
+def test_speeds_are_by_the_clock_of_the_engine_and_not_by_when_tokens_are_seen():
+    session = make_session(AllAtOnce())
+    sizes = {"input_len": 10, "output_len": 5, "num_iters": 1, "num_warmup": 0}
+    found = measure_latency(session, batch_size=1, **sizes)
+    assert found.ttft_ms == pytest.approx(100)
+    assert found.latency_ms == pytest.approx(500)
+    assert found.decode_tokens_per_s == pytest.approx(4 / 0.4)
+    assert found.tpot_ms == pytest.approx(100)
+    many = measure_throughput(session, num_prompts=3, max_concurrency=None, **sizes)
+    assert many.tpot_ms["p50"] == pytest.approx(100)
+    session.close()
 
 
 def test_sizes_over_the_engine_are_refused(core):

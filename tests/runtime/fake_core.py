@@ -66,6 +66,8 @@ class FakeEvent:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     queue_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    seconds: float = 0.0
     prompt_logprobs: list[FakeLogprobs] = field(default_factory=list)
     beams: list[Any] = field(default_factory=list)
     context_logits: Any = None
@@ -105,6 +107,8 @@ class _Running:
     params: FakeParams
     generated: int = 0
     cancelled: bool = False
+    first_token_seconds: float = 0.0
+    arrived: float = field(default_factory=time.perf_counter)
 
 
 class FakeCore:
@@ -207,7 +211,12 @@ class FakeCore:
                 self._running[request.id] = request
             events = [self._step(r) for r in list(self._running.values())]
             for event in events:
+                r = self._running[event.request_id]
+                if r.generated and not r.first_token_seconds:
+                    r.first_token_seconds = time.perf_counter() - r.arrived
                 if event.finished:
+                    event.first_token_seconds = event.first_token_seconds or r.first_token_seconds
+                    event.seconds = event.seconds or time.perf_counter() - r.arrived
                     del self._running[event.request_id]
             if not self._running and not self._waiting:
                 self._arrived.clear()

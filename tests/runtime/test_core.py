@@ -137,6 +137,21 @@ def test_poll_lets_other_threads_run_and_wakes_up_for_news(core: Any) -> None:
     assert time.monotonic() - begin < 20.0
 
 
+def test_the_last_event_tells_the_requests_times_however_late_it_is_read(core: Any) -> None:
+    began = time.perf_counter()
+    ids = [core.submit(prompt([i]), params(max_tokens=60)) for i in (1, 2)]
+    core.cancel(ids[1])
+    while core.stats()["running"] or core.stats()["waiting"]:
+        time.sleep(0.001)
+    most = time.perf_counter() - began
+    time.sleep(0.3)
+    events = {event.request_id: event for event in core.poll(30.0)}
+    whole, cancelled = (events[i] for i in ids)
+    assert len(whole.token_ids) == 60
+    assert 0 < whole.first_token_seconds < whole.seconds <= most
+    assert 0 <= cancelled.first_token_seconds <= cancelled.seconds <= most
+
+
 def test_shutdown_cancels_and_later_calls_say_so(engine_folder: Path) -> None:
     core = _core.Engine(**arguments(engine_folder))
     ids = [core.submit(prompt([1]), params(max_tokens=95)) for _ in range(50)]
