@@ -15,6 +15,7 @@ from castiron.errors import BuildError
 
 from ..engines import EngineWriter, Limits, MemoryRow, Verification, open_engine
 from ..engines.golden import make_golden
+from ..engines.precision import precision, stored_dtypes
 from ..engines.quantization import Quantization
 from ..engines.writer import check_output_dir
 from ..graph.custom import check_custom_ops
@@ -109,8 +110,8 @@ def _build(
         ]
     ignored = [f"{name} is not used: {why}" for name, why in captured.report.ignored.items()]
     notes = [*checkpoint.notes, *captured.report.notes, *ignored]
-    plan = _plan(checkpoint, model, lowered, limits, options)
     about = section(quantized, model, pool.graph, options.dtype)
+    plan = _plan(checkpoint, model, lowered, limits, options, None if about is None else about.recipe)
     phases.progress.plan(plan)
     for note in (*checkpoint.notes, *captured.report.notes):
         phases.progress.note(note)
@@ -165,6 +166,7 @@ def _plan(
     lowered: list[Lowered],
     limits: Limits,
     options: BuildOptions,
+    recipe: str | None,
 ) -> BuildPlan:
     if options.verify == "always" and not _has_core():
         raise BuildError(
@@ -175,11 +177,14 @@ def _plan(
         raise BuildError(f"the engine cannot be compared with the source model: {_NO_DEVICE}")
     fits = estimate.fits_verification(lowered) and _has_core() and runs_here
     verify = options.verify == "always" or (options.verify == "auto" and fits)
+    programs = [one.program for one in lowered]
     return BuildPlan(
         model=checkpoint.source,
         architecture=checkpoint.names.class_name,
         parameters=parameter_count(checkpoint),
         dtype=options.dtype,
+        stored_dtypes=tuple(stored_dtypes(programs)) or (options.dtype,),
+        precision=precision(options.dtype, recipe, programs),
         limits=limits,
         memory={one.program.target: one.memory for one in lowered},
         disk_bytes=estimate.disk_bytes(lowered, model, checkpoint.folder, golden=options.verify != "never"),

@@ -14,6 +14,8 @@ from .memory import MemoryPlan
 class BuildPlan:
     """Known before anything is written.
 
+    ``dtype``: of the engine; ``precision``: the same for people, with its quantization and with what weights
+    are stored as where that is another, ``stored_dtypes``.
     ``memory``: what a runtime reserves, by target. ``disk_bytes``: size of the engine. ``peak_bytes``: what
     the build itself will hold in memory beyond Python and its libraries.
     """
@@ -22,6 +24,8 @@ class BuildPlan:
     architecture: str
     parameters: int
     dtype: str
+    stored_dtypes: tuple[str, ...]
+    precision: str
     limits: Limits
     memory: dict[str, MemoryPlan]
     disk_bytes: int
@@ -59,6 +63,7 @@ class BuildReport:
             "architecture": plan.architecture,
             "parameters": plan.parameters,
             "dtype": plan.dtype,
+            "stored_dtypes": list(plan.stored_dtypes),
             "limits": plan.limits.model_dump(),
             "memory_plan": {t: [asdict(item) for item in memory.items] for t, memory in plan.memory.items()},
             "disk_bytes": plan.disk_bytes,

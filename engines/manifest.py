@@ -117,6 +117,11 @@ class Manifest(Schema):
     files: Annotated[dict[FileName, FileRecord], Field(max_length=64)]
     entries: Annotated[dict[EntryName, FileRecord], Field(max_length=4096)]
 
+    @property
+    def recipe(self) -> str | None:
+        """Of its quantization; None without any."""
+        return None if self.quantization is None else self.quantization.recipe
+
 
 def check_format(raw: Any, where: str) -> None:
     """Apply the version policy to a parsed ``config.json``, before anything else in it is looked at.

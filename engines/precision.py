@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from .manifest import Manifest
 from .program import Program
 
+#: Kernels of the host whose first weight is a matrix that is not quantized.
+_PRODUCTS = ("linear", "gated_linear", "expert_linear", "expert_gated_linear")
 _NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
@@ -21,17 +22,21 @@ def stored_dtypes(programs: Iterable[Program]) -> list[str]:
     for program in programs:
         weights = {weight.name: weight for weight in program.weights}
         for step in program.steps:
-            if program.target == "host" and step.kernel in ("linear", "gated_linear"):
+            if program.target == "host" and step.kernel in _PRODUCTS:
                 matrix = weights[step.weights[0]]
                 sizes[_NAMES.get(matrix.dtype, matrix.dtype)] += math.prod(matrix.shape)
     return [name for name, _ in sizes.most_common()]
 
 
-def precision(manifest: Manifest, programs: Iterable[Program]) -> str:
-    """For people: "float32 (weights stored as bfloat16)", "bfloat16, quantized by int8-wo"."""
-    dtype, quantization = manifest.model.dtype, manifest.quantization
-    text = dtype if quantization is None else f"{dtype}, quantized by {quantization.recipe}"
+def precision(dtype: str, recipe: str | None, programs: Iterable[Program]) -> str:
+    """For people: "float32 (weights stored as bfloat16)", "bfloat16, quantized by int8-wo".
+
+    Args:
+        dtype: of the engine.
+        recipe: of its quantization, if it has any.
+    """
+    text = dtype if recipe is None else f"{dtype}, quantized by {recipe}"
     stored = stored_dtypes(programs)
     if stored in ([], [dtype]):
         return text
-    return f"{text} ({'' if quantization is None else 'other '}weights stored as {' and '.join(stored)})"
+    return f"{text} ({'' if recipe is None else 'other '}weights stored as {' and '.join(stored)})"

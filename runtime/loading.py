@@ -192,7 +192,7 @@ def open_session(
         generation_config=dict(engine.generation_config),
         architecture=engine.manifest.model.architecture,
         parameters=engine.manifest.model.parameters,
-        dtype=precision(engine.manifest, [loaded.program]),
+        dtype=precision(engine.manifest.model.dtype, engine.manifest.recipe, [loaded.program]),
     )
     module = loaded.module
     types = CoreTypes(module.SamplingParams, module.QueueFullError, module.EngineDeadError)

@@ -57,7 +57,7 @@ class RichProgress:
         print_ = self._bars.console.print
         print_(
             f"[bold]{escape(plan.model)}[/] · {escape(plan.architecture)} · {human_count(plan.parameters)} "
-            f"parameters · {plan.dtype}"
+            f"parameters · {escape(plan.precision)}"
         )
         print_(
             f"{limits.max_batch_size} requests of {limits.max_seq_len} tokens, {limits.max_num_tokens} "

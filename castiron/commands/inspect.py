@@ -62,7 +62,8 @@ def command(engine: str, as_json: bool, steps: bool, kernels: bool, check: bool)
     if as_json:
         print_json(summary)
     else:
-        _show(console(), summary, precision(opened.manifest, opened.programs.values()))
+        manifest, programs = opened.manifest, opened.programs.values()
+        _show(console(), summary, precision(manifest.model.dtype, manifest.recipe, programs))
 
 
 def summarize(engine: Engine, *, steps: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from castiron.build import BuildOptions, build
 from castiron.calibration import QuantizationOptions
 from castiron.engines import open_engine
+from castiron.engines.precision import stored_dtypes
 from castiron.runtime import ModelRunner
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -124,3 +125,12 @@ def test_incomplete_and_unequal_experts_are_refused(tmp_path: Path) -> None:
     fails({**whole, lost: whole[lost][:, :-1].contiguous()}, "expert 2 of .* has matrices of shapes")
     extra = lost.replace("experts.2", "experts.4")
     fails({**whole, extra: whole[lost].clone()}, "expert 4 of 5 lacks its matrix")
+
+
+def test_what_experts_are_stored_as_counts(tmp_path: Path) -> None:
+    make_checkpoint("qwen3_moe", tmp_path / "model", dtype=torch.bfloat16)
+    build(tmp_path / "model", tmp_path / "engine", BuildOptions(dtype="float32", verify="never", **LIMITS))
+    program = open_engine(tmp_path / "engine").programs["host"]
+    experts = [step for step in program.steps if step.kernel.startswith("expert_")]
+    assert len(experts) == 4
+    assert stored_dtypes([program.model_copy(update={"steps": experts})]) == ["bfloat16"]

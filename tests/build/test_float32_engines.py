@@ -48,8 +48,11 @@ def test_weights_that_bf16_holds_are_stored_so_and_give_the_bits_of_float32(
     for stored, dtype in (("bf16", torch.bfloat16), ("f32", torch.float32)):
         source = save_as(tmp_path / "model", tmp_path / stored, dtype)
         engine = tmp_path / f"engine-{stored}"
-        build(source, engine, OPTIONS)
+        plan = build(source, engine, OPTIONS).plan
         assert product_dtypes(engine) == {stored}
+        same = stored == "f32"
+        assert plan.precision == ("float32" if same else "float32 (weights stored as bfloat16)")
+        assert (plan.dtype, plan.stored_dtypes) == ("float32", ("float32" if same else "bfloat16",))
         with ModelRunner.from_dir(engine) as runner:
             # One row at a time and many: kernels that widen weights once for all rows, or as they come.
             prompts = [list(range(3, 3 + length)) for length in (1, 5, 40)]

@@ -31,6 +31,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             architecture="TinyForCausalLM",
             parameters=9312,
             dtype=options.dtype,
+            stored_dtypes=("bfloat16",),
+            precision="float32 (weights stored as bfloat16)",
             limits=LIMITS,
             memory={"host": MemoryPlan((MemoryItem("weights", 2048, "packed"), MemoryItem("arena", 1024)))},
             disk_bytes=4096,
@@ -112,6 +114,7 @@ def test_the_plan_comes_before_and_the_decisions_after(calls: list[Any], tmp_pat
     result = CliRunner().invoke(main, ["build", "m", "-o", str(tmp_path / "e")])
     assert result.exit_code == 0, result.output
     words = [
+        "parameters · float32 (weights stored as bfloat16)",
         "Memory plan for host",
         "2.00 KiB",
         "a [note]",
