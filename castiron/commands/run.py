@@ -116,12 +116,22 @@ def _texts(prompts: tuple[str, ...], prompt_file: str | None) -> list[str]:
     texts = list(prompts)
     if prompt_file is not None and prompt_file != "-":
         try:
-            texts.append(Path(prompt_file).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as e:
-            raise RequestError(f"--prompt-file {prompt_file} cannot be read: {e}") from None
+            texts.append(_decoded(Path(prompt_file).read_bytes(), f"--prompt-file {prompt_file}"))
+        except OSError as e:
+            raise RequestError(f"--prompt-file {prompt_file} cannot be read: {e.strerror or e}") from None
     elif prompt_file == "-" or not texts:
-        texts.append(sys.stdin.read())
+        texts.append(_decoded(sys.stdin.buffer.read(), "the prompt on stdin"))
     return texts
+
+
+def _decoded(raw: bytes, what: str) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as e:
+        raise RequestError(
+            f"{what} is no UTF-8: byte {e.start} is 0x{raw[e.start]:02x}; convert it (iconv -t utf-8)"
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as files of text are read
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -76,7 +76,14 @@ def test_a_prompt_file_is_read(run, tmp_path):
     assert run("run", "E", "--prompt-file", tmp_path / "p.txt", "--max-tokens", 1).exit_code == 0
     missing = run("run", "E", "--prompt-file", tmp_path / "none", "--max-tokens", 1)
     assert missing.exit_code == 1
-    assert "cannot be read" in missing.stderr
+    assert "cannot be read: No such file" in missing.stderr
+    (tmp_path / "p.txt").write_bytes(b"ab\xff")
+    for where, options in (("stdin", {"input": b"ab\xff"}), ("p.txt", {})):
+        named = () if options else ("--prompt-file", tmp_path / "p.txt")
+        wrong = run("run", "E", "--max-tokens", 1, *named, **options)
+        assert wrong.exit_code == 1
+        assert where in wrong.stderr
+        assert "is no UTF-8: byte 2 is 0xff" in wrong.stderr
 
 
 def test_chat_puts_the_prompt_into_the_template(run, tmp_path):
