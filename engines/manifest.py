@@ -15,7 +15,7 @@ from .quantization import Quantization
 from .schema import Bytes, Schema, Sha256, Text
 
 #: The format that this castiron writes. A reader takes any minor up to its own, of its own major.
-FORMAT_VERSION = (1, 5)
+FORMAT_VERSION = (1, 6)
 #: The formats that it reads, for messages.
 _READABLE = "{0}.0 to {0}.{1}".format(*FORMAT_VERSION)
 #: One spelling for each version: "1.04" would be another text for the same.

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 #: program.json's format. Same major: readable; a higher minor or another major: refused (see reader).
-PROGRAM_FORMAT = (1, 5)
+PROGRAM_FORMAT = (1, 6)
 
 #: Counts that are known only when a step runs. Host programs use T and N; docs/cuda-program.md has the rest.
 Symbol = Literal["T", "N", "S", "D", "P", "R", "E", "L", "V", "A", "B"]

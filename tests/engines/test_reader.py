@@ -60,7 +60,7 @@ def test_another_version_is_refused_naming_both_and_the_rebuild_command(
     edit_manifest(engine, change)
     build = f"castiron build '/models/tiny model' --output-dir {engine} --overwrite"
     command = f"{build} --target host --dtype float32"
-    refused(engine, version, "1.0 to 1.5", remedy, command)
+    refused(engine, version, "1.0 to 1.6", remedy, command)
 
 
 def test_a_version_that_is_no_version_is_refused(engine: Path) -> None:
