@@ -6,6 +6,8 @@ VENV   ?= .venv
 DEMO   ?= demo
 JOBS   ?= 2
 BIN    := $(VENV)/bin
+# Tests that wait (servers, processes that start) leave cores idle: one worker more than cores.
+TEST_JOBS ?= 3
 # Only building engines needs torch. This release has a CPU build and is the one the tests run with.
 TORCH  ?= torch==2.13.0
 
@@ -45,7 +47,7 @@ tsan-test: $(VENV)/installed-dev
 
 # A file's tests stay in one process: they share engines that took seconds to build.
 python-test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 # The server's page for a checkout that is run in place; an installed castiron has it where npm was found.
 page:
