@@ -59,6 +59,7 @@ KERNELS: Mapping[str, Kernel] = {
     "quantized_expert_linear": Kernel((2, 2), (2, 5), (1, 1), {**_GATED, **_QUANTIZED, **_EXPERTS}),
     "quantized_expert_gated_linear": Kernel((2, 2), (2, 5), (1, 1), {**_GATED, **_QUANTIZED, **_EXPERTS}),
     "top_k": Kernel((1, 1), (0, 0), (2, 2), {}),
+    "mark_places": Kernel((1, 1), (0, 0), (1, 1), {}),
     "gather_elements": Kernel((2, 2), (0, 0), (1, 1), {}),
     "round": Kernel((1, 1), (0, 0), (1, 1), _ROUNDING),
     "rms_norm": Kernel((1, 1), (0, 1), (1, 1), {**_NORM, "group": int}),

@@ -352,6 +352,7 @@ def _operators(cache: _Cache) -> list[type[OpRun]]:
         "ExpertLinear": _expert_linear,
         "ExpertGatedLinear": _expert_gated_linear,
         "PickRows": pick_rows,
+        "MarkPlaces": math.mark_places,
         "CombineExperts": math.combine_experts,
         "RMSNorm": _rms_norm,
         "LayerNorm": _layer_norm,

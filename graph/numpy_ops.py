@@ -79,6 +79,13 @@ def expert_linear(x: Array, expert_ids: Array, w: Array, b: Array | None, expert
     return y
 
 
+def mark_places(places: Array, *, width: int) -> Array:
+    """One at each of the places along the last axis, nothing elsewhere: [.., g] -> [.., width]."""
+    marks = np.zeros((*places.shape[:-1], width), np.float32)
+    np.put_along_axis(marks, places, 1, -1)
+    return marks
+
+
 def combine_experts(y: Array, weights: Array) -> Array:
     """The weighted sum over each token's experts: y [T, k, N], weights [T, k] -> [T, N]."""
     return f32(np.einsum("tkn,tk->tn", f32(y), f32(weights)))

@@ -62,6 +62,7 @@ OPS: dict[str, OpSpec] = {
         ("y",),
         ("experts", "activation", *_ROUNDING),
     ),
+    "MarkPlaces": OpSpec(("places",), ("marks",), ("width",)),
     "CombineExperts": OpSpec(("y", "weights"), ("o",)),
     "RMSNorm": OpSpec(("x", "w?"), ("y",), ("eps", "one_plus", "group")),
     "Rope": OpSpec(("x", "cos", "sin"), ("y",), ("style", "cos_layout")),

@@ -48,6 +48,7 @@ class _Rewriter:
             "Activation": self._activation,
             "ExpertLinear": self._expert_linear,
             "CombineExperts": self._combine_experts,
+            "MarkPlaces": self._mark_places,
         }
         for node in self._model.graph.node:
             if node.domain != ops.DOMAIN:
@@ -126,6 +127,11 @@ class _Rewriter:
         y, weights = node.input
         weighted = self._add("Mul", [y, self._add("Unsqueeze", [weights, self._ints(2)])])
         return self._add("ReduceSum", [weighted, self._ints(1)], keepdims=0)
+
+    def _mark_places(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> str:
+        bounds = self._constant([0.0, 1.0], np.float32)
+        marks = self._add("OneHot", [node.input[0], self._ints(attributes["width"]), bounds], axis=-1)
+        return self._add("ReduceMax", [marks, self._ints(-2)], keepdims=0)
 
     def _rms_norm(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> str:
         if len(node.input) > 1:

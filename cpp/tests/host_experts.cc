@@ -193,6 +193,16 @@ TEST_CASE("top_k is stable, and numbers that are none come last") {
     CHECK(forward(*g.device(), 4) == Floats{1, 2, 3, 11, 13, 10, 20, 21, 22, 33, 30, 31});
 }
 
+TEST_CASE("marks stand at the places that were picked") {
+    Graph g(3);
+    const int in = g.input({1, 9, 5, 7, 4, 3, 2, 1, 0, 1, 0, 2}, 4), top = g.value({kT, Dim{2}});
+    const int ids = g.value_i32({kT, Dim{2}}), y = g.value({kT, Dim{4}});
+    g.step("top_k", {in}, {}, {top, ids});
+    g.step("mark_places", {ids}, {}, {y});
+    g.output(y);
+    CHECK(forward(*g.device(), 3) == Floats{0, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 1});
+}
+
 TEST_CASE("indices out of range are told, and the device goes on") {
     Graph g(4);
     const int in = g.input(Floats(4 * 16, 1.0f), 16);
@@ -213,6 +223,8 @@ TEST_CASE("indices out of range are told, and the device goes on") {
     picks.step("copy", {picks.token_ids}, {}, {places});
     picks.step("gather_elements", {x, places}, {}, {out});
     picks.output(out);
+    const int marks = picks.value({kT, Dim{3}});
+    picks.step("mark_places", {places}, {}, {marks});
     CHECK_THROWS_AS((void)forward(*picks.device(), 4), std::out_of_range);
     CHECK(forward(*picks.device(), 3) == Floats(3, 1.0f));
 }

@@ -5,6 +5,9 @@ To extend: read the new body, decide that the replacement still means the same, 
 
 from __future__ import annotations
 
+#: Of ``expand_kv``, the same in every model file with latent attention.
+EXPAND_KV = "1a4682c51686a341"
+
 KNOWN_BODIES: dict[str, frozenset[str]] = {
     "masking_utils.create_causal_mask": frozenset({"f166aed22f4075cb"}),
     "masking_utils.create_sliding_window_causal_mask": frozenset({"8eabb88d742bd4be"}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ def override_forwards(model: nn.Module) -> dict[str, str]:
     """Installs the forwards of this file. Returns class -> what it became."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
+        if hasattr(module, "expand_kv"):
+            check_body(type(module).expand_kv)
+            module.expand_kv = partial(_expand_kv, module)
+            found[type(module).__name__] = "keys and values expanded before the cache"
         make = _OVERRIDES.get(type(module).__name__)
         if make is None:
             continue
@@ -49,6 +54,16 @@ def _replaced_bodies(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 _SLOPE_FUNCTIONS = ("_get_alibi_slopes", "build_alibi_tensor", "build_mpt_alibi_tensor")
+
+
+def _expand_kv(module: Any, latent: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, H, T, D] of a latent [B, 1, T, rank] and a rotated key that all heads share: the
+    model's own, without writing into parts of a tensor.
+    """
+    shape = (latent.shape[0], latent.shape[2], -1, module.qk_nope_head_dim + module.v_head_dim)
+    expanded = module.kv_b_proj(latent).view(shape).transpose(1, 2)
+    k, v = torch.split(expanded, [module.qk_nope_head_dim, module.v_head_dim], dim=-1)
+    return torch.cat([k, k_rot.expand(-1, k.shape[1], -1, -1)], dim=-1), v
 
 
 def _attend(

@@ -117,34 +117,11 @@ def _where(e: Emitter, node: fx.Node) -> None:
     e.emit(node, "Where", e.name(a["condition"]), *chosen)
 
 
-def _masked_fill(e: Emitter, node: fx.Node) -> None:
-    a = arguments(node)
-    dtype = element_type(node)
-    e.emit(node, "Where", e.name(a["mask"]), _operand(e, node, a["value"], dtype), e.name(a["self"]))
-
-
 def _softmax(e: Emitter, node: fx.Node) -> None:
     a = arguments(node)
     source = a["self"]
     static_size(e, node, source, a["dim"])
     e.emit(node, "Softmax", _operand(e, node, source, element_type(node)), axis=axis(source, a["dim"]))
-
-
-def _top_k(e: Emitter, node: fx.Node) -> None:
-    a = arguments(node)
-    source = a["self"]
-    static_size(e, node, source, a["dim"])
-    if not a["largest"]:
-        raise refuse(e, node, "the smallest are not translated")
-    outputs = e.builder.nodes(
-        "TopK",
-        [_operand(e, node, source, element_type(source)), e.ints([a["k"]])],
-        [e.sizes(value.shape) for value in node.meta["val"]],
-        [e.dtype_of(value) for value in node.meta["val"]],
-        path=e.path(node),
-        attributes={"axis": axis(source, a["dim"])},
-    )
-    e.bind_list(node, outputs)
 
 
 def _reduce(op: str) -> _Handler:
@@ -197,9 +174,7 @@ ELEMENTWISE: dict[str, _Handler] = {
     "aten.softplus": _softplus,
     "aten.clamp": _clamp,
     "aten.where": _where,
-    "aten.masked_fill": _masked_fill,
     "aten.softmax": _softmax,
-    "aten.topk": _top_k,
     "aten.mean": _reduce("ReduceMean"),
     "aten.sum": _reduce("ReduceSum"),
     "aten.amax": _reduce("ReduceMax"),

@@ -12,6 +12,7 @@ from torch import fx
 from .arguments import arguments, axis, element_type, is_tensor, rank, refuse, static_size
 from .builder import Shape
 from .emitter import DTYPES, Emitter
+from .routing import is_blank
 
 _Handler = Callable[[Emitter, fx.Node], None]
 
@@ -225,6 +226,8 @@ def _repeat_interleave(e: Emitter, node: fx.Node) -> None:
 def _filled(e: Emitter, node: fx.Node) -> None:
     """Constants made in the model code: arange, zeros, ones, full, scalar_tensor and their *_like forms."""
     shape = e.shape(node)
+    if is_blank(node):
+        return  # the marks say what becomes of it
     if any(isinstance(size, str) for size in shape):
         raise refuse(
             e,

@@ -19,8 +19,9 @@ from .emitter import Emitter, Resolve
 from .functional import functional
 from .linear import LINEAR
 from .movement import MOVEMENT
+from .routing import ROUTING
 
-_HANDLERS = {**ELEMENTWISE, **LINEAR, **MOVEMENT, **CUSTOM}
+_HANDLERS = {**ELEMENTWISE, **LINEAR, **MOVEMENT, **ROUTING, **CUSTOM}
 
 
 @dataclass(frozen=True)

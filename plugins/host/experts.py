@@ -41,6 +41,10 @@ def _gather(op: Op, context: Context) -> Lowering:
     return Lowering((host_call("gather_elements", inputs, [op.outputs[0].name]),))
 
 
+def _mark(op: Op, context: Context) -> Lowering:
+    return Lowering((host_call("mark_places", [op.required(0).name], [op.outputs[0].name]),))
+
+
 def _combine(op: Op, context: Context) -> Lowering:
     """A row of weights times the matrix of a token's outputs."""
     y, weights, out = op.required(0), op.required(1), op.outputs[0]
@@ -147,6 +151,9 @@ def _quantized_cost(op: Op, context: Context, tokens: int) -> float:
 TACTICS = (
     Tactic("host.top_k", "TopK", "host", _top_k_fits, _top_k, bandwidth_cost),
     Tactic("host.gather_elements", "GatherElements", "host", _gather_fits, _gather, bandwidth_cost),
+    Tactic(
+        "host.mark_places", "castiron.MarkPlaces", "host", lambda op, context: True, _mark, bandwidth_cost
+    ),
     Tactic("host.expert_linear", "castiron.ExpertLinear", "host", _linear_fits, _linear, _cost),
     Tactic(
         "host.quantized_expert_linear",

@@ -38,8 +38,7 @@ def prompts() -> list[list[int]]:
 
 
 #: A tied output projection; q, k and v with biases; GPT-2's Conv1D; one matrix for gate and up; heads of q, k
-#: and v interleaved; a gate of another activation and capped logits; attention beside experts, which an adapter
-#: of every linear layer leaves alone.
+#: and v interleaved; a gate of another activation and capped logits; experts, which adapters leave alone.
 @pytest.mark.parametrize("name", ["llama_tied", "qwen2", "gpt2", "phi3", "gpt_neox", "gemma2", "qwen3_moe"])
 def test_an_adapter_of_every_module_equals_merged_weights(name: str, tmp_path: Path) -> None:
     make_checkpoint(name, tmp_path / "model")

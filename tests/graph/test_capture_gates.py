@@ -32,7 +32,6 @@ def _config(model_type: str, **fields: Any) -> Any:
     [
         (_config("jetmoe", num_local_experts=4, num_experts_per_tok=2), "model.layers.0", "experts"),
         (_config("phimoe", num_local_experts=4, num_experts_per_tok=2), "model/layers.0/mlp/router", "max"),
-        (_config("glm4_moe", head_dim=16, first_k_dense_replace=0), "model/layers.0/mlp/gate", "zeros_like"),
         (
             AutoConfig.for_model("mamba", hidden_size=64, num_hidden_layers=2, vocab_size=256),
             "layer 0",

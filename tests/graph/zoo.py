@@ -39,6 +39,25 @@ _QWEN_MOE = {
     "decoder_sparse_step": 1,
 }
 
+_ROUTED = {
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
@@ -168,6 +187,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {**_SIZES, "head_dim": 16, "num_experts": 4, "moe_topk": 2}),
     "flex_olmo": ("flex_olmo", {**_SIZES, **_IDS, "num_experts": 4, "num_experts_per_tok": 2}),
+    "glm4_moe": ("glm4_moe", {**_SIZES, **_ROUTED, "head_dim": 16}),
+    "dots1": ("dots1", {**_SIZES, **_ROUTED, **_IDS, "head_dim": 16, "n_group": 1}),
+    "exaone_moe": ("exaone_moe", {**_SIZES, **_ROUTED, **_IDS, "num_experts": 4, "head_dim": 16}),
+    "minimax_m2": ("minimax_m2", {**_SIZES, **_EXPERTS, **_IDS, "head_dim": 16}),
+    "afmoe": ("afmoe", {**_SIZES, **_EXPERTS, **_IDS, "num_experts": 4, "head_dim": 16}),
+    "cohere2_moe": ("cohere2_moe", {**_SIZES, **_QWEN_MOE, **_IDS, "head_dim": 16}),
+    "granitemoeshared": ("granitemoeshared", {**_SIZES, **_EXPERTS, "shared_intermediate_size": 48}),
+    "deepseek_v3": ("deepseek_v3", {**_SIZES, **_ROUTED, **_LATENT}),
+    "glm4_moe_lite": ("glm4_moe_lite", {**_SIZES, **_ROUTED, **_LATENT}),
+    "minicpm3": ("minicpm3", {**_SIZES, **_LATENT}),
     "helium": ("helium", {**_SIZES, "head_dim": 16}),
 }
 

@@ -33,6 +33,7 @@ std::unique_ptr<Op> make_softmax(StepChecker& step);
 std::unique_ptr<Op> make_matmul(StepChecker& step);
 std::unique_ptr<Op> make_top_k(StepChecker& step);
 std::unique_ptr<Op> make_gather_elements(StepChecker& step);
+std::unique_ptr<Op> make_mark_places(StepChecker& step);
 std::unique_ptr<Op> make_native(StepChecker& step);
 
 // The op of a step, by its kernel.

@@ -41,6 +41,7 @@ constexpr std::pair<std::string_view, Maker> kMakers[] = {
     {"matmul", make_matmul},
     {"top_k", make_top_k},
     {"gather_elements", make_gather_elements},
+    {"mark_places", make_mark_places},
     {"native", make_native},
 };
 

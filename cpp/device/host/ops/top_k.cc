@@ -1,4 +1,4 @@
-// top_k and gather_elements: what routers of mixtures pick.
+// top_k, gather_elements and mark_places: what routers of mixtures pick.
 #include <algorithm>
 #include <string>
 
@@ -95,6 +95,43 @@ private:
     int64_t width_ = 0, count_ = 0;
 };
 
+// y[.., places[.., j]] = 1, elsewhere 0.
+class MarkPlaces final : public Op {
+public:
+    explicit MarkPlaces(StepChecker& step) {
+        step.expect(1, 0, 1);
+        places_ = step.input(0);
+        y_ = step.output(0);
+        step.check(places_, DType::kI32, places_.shape);
+        step.check(y_, DType::kF32, y_.shape);
+        if (outer(y_) != outer(places_)) step.fail("marks and places have different rows");
+        width_ = y_.shape.back().value;
+        count_ = places_.shape.back().value;
+        if (count_ < 1 || width_ < 1) step.fail("rows must be of fixed sizes");
+        step.finish();
+    }
+
+    void run(const StepContext& context, const Lane& lane, int) const override {
+        const auto [begin, end] = lane.share(context.elements(y_) / width_);
+        for (int64_t row = begin; row < end; ++row) {
+            float* marks = context.f32(y_) + row * width_;
+            std::fill_n(marks, width_, 0.0f);
+            for (int64_t i = 0; i < count_; ++i) {
+                const int64_t place = context.i32(places_)[row * count_ + i];
+                if (place < 0 || place >= width_) {
+                    context.report("mark_places: an index is out of range");
+                } else {
+                    marks[place] = 1;
+                }
+            }
+        }
+    }
+
+private:
+    Operand places_, y_;
+    int64_t width_ = 0, count_ = 0;
+};
+
 }  // namespace
 
 std::unique_ptr<Op> make_top_k(StepChecker& step) {
@@ -102,6 +139,9 @@ std::unique_ptr<Op> make_top_k(StepChecker& step) {
 }
 std::unique_ptr<Op> make_gather_elements(StepChecker& step) {
     return std::make_unique<GatherElements>(step);
+}
+std::unique_ptr<Op> make_mark_places(StepChecker& step) {
+    return std::make_unique<MarkPlaces>(step);
 }
 
 }  // namespace castiron::host
