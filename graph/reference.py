@@ -17,6 +17,7 @@ from torch import nn
 
 from castiron.errors import UnsupportedModelError
 
+from .capturing.meta_parameters import put_parameters_on_meta
 from .capturing.patches import Patches
 from .capturing.rope import freeze_frequencies
 from .checkpoint import Checkpoint
@@ -88,19 +89,10 @@ def _numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
     return np.array(logits[0].float().numpy(), np.float32)
 
 
-_register_parameter: Final = nn.Module.register_parameter
-
-
-def _register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-    _register_parameter(self, name, param)
-    if param is not None:
-        self._parameters[name] = nn.Parameter(param.detach().to("meta"), requires_grad=False)
-
-
 def _empty_model(checkpoint: Checkpoint) -> Any:
     """The transformers model with shapes for parameters and real, computed buffers."""
     with Patches() as patches:
-        patches.attribute(nn.Module, "register_parameter", _register_on_meta)
+        put_parameters_on_meta(patches)
         try:
             model = checkpoint.model_class._from_config(
                 copy.deepcopy(checkpoint.hf_config),

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from castiron.errors import UnsupportedModelError
 
 from .attention import IMPLEMENTATION
+from .meta_parameters import put_parameters_on_meta
 from .patches import Patches
 
 
@@ -30,7 +31,7 @@ def build_fake_model(config: Any) -> tuple[nn.Module, FakeTensorMode]:
     from transformers import AutoModelForCausalLM
 
     with Patches() as patches:
-        patches.attribute(nn.Module, "register_parameter", _register_on_meta)
+        put_parameters_on_meta(patches)
         make: Any = AutoModelForCausalLM.from_config
         try:
             model = make(copy.deepcopy(config), dtype=torch.float32, attn_implementation=IMPLEMENTATION)
@@ -60,15 +61,6 @@ def _flat(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + str(name), value
-
-
-_register_parameter = nn.Module.register_parameter
-
-
-def _register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-    _register_parameter(self, name, param)
-    if param is not None:
-        self._parameters[name] = nn.Parameter(param.detach().to("meta"), requires_grad=False)
 
 
 def _replace_parameters(model: nn.Module, mode: FakeTensorMode) -> None:
