@@ -48,7 +48,7 @@ def test_an_engine_reads_back_as_it_was_written(tiny_engine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [("1.6", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
+    [("1.7", "upgrade castiron"), ("2.0", "upgrade castiron"), ("0.9", "rebuild the engine")],
 )
 def test_another_version_is_refused_naming_both_and_the_rebuild_command(
     engine: Path, version: str, remedy: str
@@ -360,7 +360,7 @@ def change_weight(name: str, /, **fields: Any) -> Any:
         (change_weight("head", shape=[VOCAB + 20, 32]), "needs"),
         (change_weight("head", shape=[VOCAB, 32, 1]), "needs a matrix"),
         (change_weight("norm0", shape=[64]), "needs"),
-        (lambda p: p.update(format=[1, 6]), "format 1.6"),
+        (lambda p: p.update(format=[1, 7]), "format 1.7"),
         (lambda p: p.update(format=[2, 0]), "format 2.0"),
         (lambda p: p.update(target="sm_90"), "contradicts"),
         (lambda p: p.update(arena_bytes=10), "arena"),
