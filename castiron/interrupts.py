@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 #: Seconds in which another Ctrl-C does not end the process before it has tidied up.
-PATIENCE: Final = 2.0
+PATIENCE: Final = 5.0
 #: Seconds after which one comes again that came when it could not be raised, and for how long it may be so.
 _AGAIN: Final = 0.01
 _LONGEST_IMPORT: Final = 20.0

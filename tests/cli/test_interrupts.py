@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,12 @@ def started(body: str, **options) -> subprocess.Popen:
 def ended(process: subprocess.Popen) -> tuple[int, str]:
     _, said = process.communicate(timeout=60)
     return process.returncode, said
+
+
+def cpu_time(process: subprocess.Popen) -> int:
+    """Of user and system, in ticks."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
@@ -153,7 +160,10 @@ def test_the_command_line_takes_ctrl_c_over():
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(2)
+    before, now = -1, 0
+    while before != now or not now:  # until it does nothing but wait
+        time.sleep(0.5)
+        before, now = now, cpu_time(process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
