@@ -91,6 +91,19 @@ def test_recipes_quantize_experts_too(recipe: str, tmp_path: Path) -> None:
     assert 0 < change < {"int8-wo": 0.01, "fp8": 0.06}.get(recipe, 0.3), change
 
 
+@pytest.mark.parametrize(("name", "seed"), [("mixtral", 0), ("deepseek_v3", 0)])
+def test_a_token_that_goes_to_another_expert_does_not_fail_a_build(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    make_checkpoint(name, tmp_path / "model", dtype=torch.bfloat16, seed=seed)
+    limits = {**LIMITS, "max_num_tokens": 64, "max_seq_len": 256}
+    report = build(tmp_path / "model", tmp_path / "engine", BuildOptions(dtype="bfloat16", **limits))
+    assert report.verification is not None
+    # It happens here: the largest error is that of another row, the mean over all rows is that of rounding.
+    assert report.verification.max_abs_error > 0.9
+    assert report.verification.mean_kl < 1e-5
+
+
 def test_experts_can_be_left_out_and_budgets_are_refused(tmp_path: Path) -> None:
     make_checkpoint("mixtral", tmp_path / "model")
 

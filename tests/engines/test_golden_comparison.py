@@ -107,6 +107,16 @@ def test_the_real_runtime_agrees_with_the_model_in_float64(tmp_path: Path, dtype
     assert report.passed
 
 
+def test_mixtures_forgive_a_few_rows_and_no_more() -> None:
+    dense, mixed = (tolerance_for("bfloat16", None, routes=routes) for routes in (False, True))
+    assert (dense.outliers, dense.may_leave) == (0, False)
+    assert (mixed.outliers, mixed.may_leave, mixed.own) == (0.1, True, dense.own)
+    assert mixed.relative > dense.relative
+    exact = tolerance_for("float32", None, routes=True)
+    assert (exact.max_abs, exact.relative) == (2e-4, 2e-4)
+    assert exact.outliers == 0.02
+
+
 def test_formats_with_few_bits_have_wider_bounds_and_float32_engines_have_not() -> None:
     plain, bytes_, halves = (
         tolerance_for("bfloat16", None, frozenset(formats)) for formats in ((), ("fp8",), ("mxfp4", "fp8"))
