@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from castiron.errors import RequestError
 
+from .param_values import shown
 from .request_errors import ParameterError
 
 if TYPE_CHECKING:
@@ -73,6 +74,14 @@ class ChatTemplate:
             raise RequestError(
                 f"messages is of type {type(messages).__name__}; expected a list of objects with a role and "
                 "a content"
+            )
+        if tools is not None and not (
+            isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)
+        ):
+            raise ParameterError(f"tools is {shown(tools)}; expected a list of JSON schemas", param="tools")
+        if "messages" in variables:
+            raise ParameterError(
+                "messages is also a variable of the template; give it once", param="messages"
             )
         chat = [self._plain(i, m) for i, m in enumerate(messages)]
         if not chat:

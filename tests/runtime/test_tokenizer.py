@@ -228,6 +228,20 @@ def test_a_message_without_content_is_refused_where_only_a_model_may_have_none(t
         tokenizer.render_chat([*CHAT[:1], {"role": role, **message}])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": {"a": 1}}, "tools is {'a': 1}; expected a list of JSON schemas"),
+        ({"tools": [5]}, r"tools is \[5\]; expected"),
+        ({"messages": []}, "messages is also a variable of the template"),
+    ],
+)
+def test_what_is_no_list_of_tools_or_comes_twice_is_refused(tmp_path, options, message):
+    tokenizer = Tokenizer(make_tokenizer.byte_level(tmp_path))
+    with pytest.raises(ParameterError, match=message):
+        tokenizer.render_chat(CHAT, **options)
+
+
 def test_an_assistant_may_have_said_nothing(tmp_path):
     joins = "{% for m in messages %}{{ m.role + ': ' + m.content + ';' }}{% endfor %}"
     asks = "{% for m in messages %}{{ m.role }}{{ 'calls' if m.content == none else m.content }}{% endfor %}"
