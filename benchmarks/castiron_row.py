@@ -89,8 +89,8 @@ def measure(
 
 
 def decode_bytes(engine: str) -> int:
-    """Bytes that one decode step of one request must read: all weights but a table that only gives rows away,
-    and the keys and values of the 96 tokens that are in the cache on average (prompt 32, 128 new).
+    """Bytes that one decode step of one request must read: all weights but a table that only gives rows away
+    (of experts those that a token takes), and the keys and values of the 96 tokens that are in the cache on average (prompt 32, 128 new).
     """
     from castiron.engines import layout_bytes, open_engine
     from castiron.engines.program import ITEM_BYTES
@@ -98,7 +98,17 @@ def decode_bytes(engine: str) -> int:
     program = open_engine(engine).program("host")
     tables = {w for step in program.steps if step.kernel == "embedding" for w in step.weights}
     read = {w for step in program.steps if step.kernel != "embedding" for w in step.weights}
-    weights: int = sum(layout_bytes(w) for w in program.weights if w.name in read or w.name not in tables)
+    shapes = {value.name: value.shape for value in program.values}
+    picked: dict[str, float] = {}
+    for step in program.steps:
+        if "experts" in step.attrs:
+            picks = int(shapes[step.outputs[0]][1])
+            picked |= dict.fromkeys(step.weights, picks / int(step.attrs["experts"]))
+    weights = sum(
+        layout_bytes(w) * picked.get(w.name, 1)
+        for w in program.weights
+        if w.name in read or w.name not in tables
+    )
     layers = program.kv_layers
     cache = sum(96 * k.kv_heads * (k.head_dim + k.v_head_dim) * ITEM_BYTES[k.dtype] for k in layers)
     return int(weights + cache)
