@@ -89,9 +89,9 @@ def measure(
 
 
 def decode_bytes(engine: str) -> int:
-    """Bytes that one decode step of one request must read: all weights but a table that only gives rows away, of
-    experts those that a token takes, and the keys and values of the 96 tokens that are in the cache on average
-    (prompt 32, 128 new).
+    """Bytes that one decode step of one request must read: all weights but a table that only gives rows away,
+    of experts those that a token takes, and the keys and values of the 96 tokens that are in the cache on
+    average (prompt 32, 128 new).
     """
     from castiron.engines import layout_bytes, open_engine
     from castiron.engines.program import ITEM_BYTES

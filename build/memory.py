@@ -142,23 +142,28 @@ def memory_plan(program: Program) -> MemoryPlan:
 
 
 def _rounded_rows(program: Program) -> list[MemoryItem]:
-    """On host, products round their rows into memory beside the arena; all share the largest (CUDA programs
-    have values for it).
+    """On host, products round their rows, or put them in the order of experts, into memory beside the arena;
+    all share the largest (CUDA programs have values for it).
     """
     if program.target != "host":
         return []
     largest = max((rounded_bytes(program, step) for step in program.steps), default=0)
-    note = "of the largest product that rounds its inputs; of bf16 weights where the CPU multiplies bf16"
+    note = (
+        "of the largest product that rounds or sorts its rows; of bf16 weights where the CPU multiplies bf16"
+    )
     return [MemoryItem("rounded rows of activations", largest, note)] if largest else []
 
 
 def rounded_bytes(program: Program, step: Step) -> int:
-    """Memory for the rows that a step of a host program rounds before its product, in bytes at most.
+    """Memory for the rows that a step of a host program prepares before its product, in bytes at most.
 
     A row of codes has two floats for each run of inputs under one scale, and a starting sum for each chunk of
     at least 32; a row in another format has its numbers as floats; before bf16 weights a CPU that multiplies
-    bf16 rounds rows to it (cpp/device/host/kernels/table.h).
+    bf16 rounds rows to it (cpp/device/host/kernels/table.h). Experts have a row for each pair of a token and
+    an expert, which is copied where it is not rounded, and the order of the pairs beside.
     """
+    if "experts" in step.attrs:
+        return _expert_bytes(program, step)
     if step.kernel not in PRODUCTS:
         return 0
     coded = step.kernel.startswith("quantized")
@@ -171,12 +176,31 @@ def rounded_bytes(program: Program, step: Step) -> int:
     limits, width = program.limits, int(shape[-1])
     rows = limits.max_logit_rows if shape[0] == "N" else limits.max_num_tokens
     if not coded:
-        return rows * (-(-width // 32) | 1) * ALIGNMENT  # an odd number of lines
+        return rows * _bf16_row(width)
     if x_format != "int8":
         return rows * aligned(4 * width)
+    return rows * _coded_row(step, width)
+
+
+def _expert_bytes(program: Program, step: Step) -> int:
+    shapes = {value.name: value.shape for value in program.values}
+    width, picks = int(shapes[step.inputs[0]][-1]), int(shapes[step.outputs[0]][1])
+    pairs = program.limits.max_num_tokens * picks
+    row = max(aligned(4 * width), _bf16_row(width))
+    if step.attrs.get("x_format") == "int8":
+        row = max(row, _coded_row(step, width))
+    experts = int(step.attrs["experts"])  # type: ignore[arg-type]
+    return pairs * row + aligned(4 * (experts + 1 + pairs))
+
+
+def _bf16_row(width: int) -> int:
+    return (-(-width // 32) | 1) * ALIGNMENT  # an odd number of lines
+
+
+def _coded_row(step: Step, width: int) -> int:
     run = min(int(step.attrs.get(name) or width) for name in ("x_group", "group"))  # type: ignore[arg-type]
     runs, chunks = -(-width // run), -(-run // 32)
-    return rows * aligned(aligned(width) + runs * (8 + 4 * chunks))
+    return aligned(aligned(width) + runs * (8 + 4 * chunks))
 
 
 def _is_bf16(program: Program, name: str) -> bool:

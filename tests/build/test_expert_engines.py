@@ -13,6 +13,7 @@ from castiron.build import BuildOptions, build
 from castiron.calibration import QuantizationOptions
 from castiron.engines import open_engine
 from castiron.engines.precision import stored_dtypes
+from castiron.graph.checkpoint import Checkpoint
 from castiron.runtime import ModelRunner
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -51,6 +52,19 @@ def test_quantized_experts_stay_in_their_codes(name: str, tmp_path: Path) -> Non
     assert np.abs(logits(tmp_path / "engine") - logits_of(model, IDS)).max() <= 1e-4
     used = kernels(tmp_path / "engine")
     assert used.count("quantized_expert_gated_linear") == used.count("quantized_expert_linear") == 2
+
+
+def test_static_scales_of_experts_become_the_largest(tmp_path: Path) -> None:
+    quantizers.write(tmp_path / "model", FORMATS["ct fp8 tensor static"], "qwen3_moe")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.experts.2.up_proj.input_scale"
+    tensors[name] = tensors[name] * 3
+    save_file(tensors, file, {"format": "pt"})
+    checkpoint = Checkpoint.open(tmp_path / "model")
+    made = checkpoint.made["model.layers.0.mlp.experts.gate_up_proj"]
+    assert made.rounding.x_scale == pytest.approx(float(tensors[name]))
+    assert made.rounding.x_format == "fp8"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])

@@ -72,6 +72,24 @@ def test_a_kv_block_holds_keys_and_values_of_32_tokens_in_every_layer() -> None:
     assert packed_block_bytes(layers) == 2 * (8 + 4) * 32 * 2 + 1 * 16 * 32 * 4
 
 
+def test_experts_have_a_row_for_each_pair_of_a_token_and_an_expert() -> None:
+    values = [
+        Value(name="x", dtype="f32", shape=["T", 96], offset=0),
+        Value(name="y", dtype="f32", shape=["T", 4, 32], offset=0),
+    ]
+    limits = Limits(max_batch_size=2, max_num_tokens=10, max_logit_rows=3, max_seq_len=64)
+    program = Program.model_construct(limits=limits, values=values)
+
+    def bytes_of(**attrs: str | int) -> int:
+        step = Step(kernel="expert_linear", inputs=["x"], outputs=["y"], attrs={"experts": 7, **attrs})
+        return rounded_bytes(program, step)
+
+    order = aligned(4 * (7 + 1 + 40))
+    assert bytes_of() == 40 * 384 + order  # as float32, which are more than as bf16
+    # Codes of a byte, and for each 32 of them scale, sum and start
+    assert bytes_of(x_format="int8", x_group=32, group=32) == 40 * 384 + order
+
+
 def test_rounded_rows_are_counted_for_as_many_rows_as_a_step_may_have() -> None:
     limits = Limits(max_batch_size=2, max_num_tokens=100, max_logit_rows=3, max_seq_len=64)
     values = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,16 +112,19 @@ class MadeTensor:
                 )
         made = [part for part in parts if isinstance(part, MadeTensor)]
         roundings = {part.rounding for part in made} | ({NOT_ROUNDED} if len(made) < len(parts) else set())
-        if len(roundings) > 1:
+        # Static scales of single experts become the largest of them, under which none saturates.
+        largest = max(rounding.x_scale for rounding in roundings)
+        if len({replace(rounding, x_scale=bool(rounding.x_scale)) for rounding in roundings}) > 1:
             raise CheckpointError(
                 f"experts of {name!r} round their inputs differently ({', '.join(map(str, roundings))}); one "
                 "product has one rounding."
             )
+        rounding = replace(roundings.pop(), x_scale=largest)
         value = concat([part.value if isinstance(part, MadeTensor) else stored(part) for part in parts])
         shape = (len(experts), value.shape[0] // len(experts), value.shape[1])
         kinds = {part.kind if isinstance(part, MadeTensor) else part.dtype.name for part in parts}
         also = tuple(tensor for part in made for tensor in part.also)
-        return cls(name, reshape(value, shape), ", ".join(sorted(kinds)), rounding=roundings.pop(), also=also)
+        return cls(name, reshape(value, shape), ", ".join(sorted(kinds)), rounding=rounding, also=also)
 
     @cached_property
     def expr(self) -> WeightExpr:
