@@ -16,7 +16,7 @@ def test_json_holds_what_scripts_ask_for(tiny_engine: Path) -> None:
     result = CliRunner().invoke(main, ["inspect", str(tiny_engine), "--json", "--steps", "--check"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["format_version"] == "1.5"
+    assert found["format_version"] == "1.6"
     assert found["model"]["architecture"] == "TinyForCausalLM"
     assert found["targets"] == ["host"]
     assert found["limits"]["max_seq_len"] == 96

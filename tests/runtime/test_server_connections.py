@@ -126,7 +126,7 @@ def test_a_request_that_is_not_complete_in_time_is_408_and_the_connection_ends(h
     with connect(hasty[0]) as client:
         client.sendall(sent)
         answer = received(client)
-        assert time.monotonic() - began >= 0.3
+        assert time.monotonic() - began >= 0.25  # the clock of the connection starts a little earlier
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "RequestTimeoutError"
 
