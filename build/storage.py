@@ -13,6 +13,8 @@ from ..plugins import Op
 _READ_AS_HALF: dict[str, tuple[int, ...]] = {
     "castiron.Linear": (0,),
     "castiron.GatedLinear": (0,),
+    "castiron.ExpertLinear": (0,),
+    "castiron.ExpertGatedLinear": (0,),
     "castiron.RopeWriteKV": (0, 1, 2),
     "castiron.WriteKV": (0, 1),
     "castiron.PagedAttention": (0,),

@@ -5,6 +5,7 @@ from . import (
     attention,
     elementwise,
     embedding,
+    experts,
     kv,
     linear,
     movement,
@@ -12,12 +13,15 @@ from . import (
     quantized_linear,
     reduction,
     rope,
+    routing,
     sampling,
 )
 
 TACTICS: tuple[Tactic, ...] = (
     *linear.TACTICS,
     *quantized_linear.TACTICS,
+    *experts.TACTICS,
+    *routing.TACTICS,
     *norm.TACTICS,
     *embedding.TACTICS,
     *elementwise.TACTICS,

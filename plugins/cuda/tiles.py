@@ -30,6 +30,7 @@ class Product:
     """What is multiplied: x [rows, k], ``x_bytes`` an element, by weights [n, k], or [2n, k] if ``gated``.
 
     ``w_bytes`` of a weight; ``rate``: multiplications at a time, as a multiple of those in half precision.
+    ``experts``: so many matrices of this size, of which each row picks ``picks``.
     """
 
     n: int
@@ -38,6 +39,8 @@ class Product:
     x_bytes: int = 2
     w_bytes: float = 2.0
     rate: float = 1.0
+    experts: int = 1
+    picks: int = 1
 
     @property
     def matrices(self) -> int:
@@ -87,10 +90,12 @@ def stream_tile(target: Target, product: Product) -> StreamTile:
     """The most weight rows a block with which the blocks still fill the device.
 
     More rows a block means that x is read less often; too few blocks leave multiprocessors idle, which
-    three quarters of them can just make up for (a multiprocessor reads up to 64 bytes a cycle).
+    three quarters of them can just make up for (a multiprocessor reads up to 64 bytes a cycle). One token has
+    blocks for each of its experts, who share few rows of x.
     """
-    sizes = (32, 16) if product.gated else (64, 32, 16)
-    fitting = [size for size in sizes if -(-product.n // size) >= 0.75 * target.multiprocessors]
+    sizes = (32, 16) if product.gated or product.experts > 1 else (64, 32, 16)
+    blocks = [-(-product.n // size) * product.picks for size in sizes]
+    fitting = [s for s, count in zip(sizes, blocks, strict=True) if count >= 0.75 * target.multiprocessors]
     block_n = fitting[0] if fitting else 16
     small = target.shared_bytes < 128 << 10
     warps, stages = 4, 3 if small else 5
@@ -121,7 +126,7 @@ def row_classes(
         if high < low:
             continue
         rows = min(high, _MANY_ROWS)
-        tile = _best(target, product, rows, tiles, may_split=end in _CLASS_ENDS)
+        tile = _best(target, product, rows, tiles, may_split=end in _CLASS_ENDS and product.experts == 1)
         below = classes[-1].tile if classes else None
         # Parts of K are summed through memory that holds every row of the class, so such a class stays small.
         if below is not None and below.splits == 1 and _as_fast(target, product, rows, below, tile):
@@ -142,14 +147,16 @@ def seconds(target: Target, product: Product, rows: int, tile: Tile) -> float:
     """Estimated time: the slowest of matrix units, memory, L2 and latency, and what splitting adds."""
     matrices = product.matrices
     columns = tile.block_n * matrices
-    blocks = -(-rows // tile.block_m) * -(-product.n // tile.block_n) * tile.splits
+    rows *= product.picks
+    used = min(rows, product.experts)
+    blocks = used * -(-rows // (used * tile.block_m)) * -(-product.n // tile.block_n) * tile.splits
     depth = -(-product.k // tile.splits)
     # Large tiles load less from shared memory for each product, which keeps the matrix units busy.
     intensity = tile.block_m * columns / (tile.block_m + columns)
     peak = target.matrix_flops * product.rate / target.multiprocessors * 0.85 * intensity / (intensity + 16)
     turns = -(-blocks // target.multiprocessors)
     compute = turns * 2.0 * tile.block_m * columns * depth / peak
-    memory = product.w_bytes * product.n * matrices * product.k
+    memory = product.w_bytes * product.n * matrices * product.k * used
     memory += rows * (product.k * product.x_bytes + product.n * 4.0)
     cache = blocks * depth * (tile.block_m * product.x_bytes + columns * product.w_bytes)
     cache_bandwidth = max(target.multiprocessors * 45e9, 1.5 * target.bandwidth)
@@ -174,7 +181,8 @@ def candidates(target: Target, product: Product) -> list[Tile]:
     deep = target.compute_capability in (90, 100)
     k = 64 if deep else 32
     shapes = [(64, 32, 2 * k, 4), (64, 64, 2 * k, 4), (64, 128, k, 4), (128, 64, k, 4), (128, 128, k, 8)]
-    if deep:
+    # Rows that are picked have addresses of their own, which do not fit beside 128 × 256 results on sm_100.
+    if deep and (product.gated or product.experts == 1):
         shapes.append((128, 256, k, 8))
     found = []
     for block_m, columns, block_k, warps in shapes:
@@ -192,7 +200,7 @@ def candidates(target: Target, product: Product) -> list[Tile]:
 
 def fits_tma(product: Product) -> bool:
     """Whether tiles can be fetched by TMA: rows start at multiples of 16 bytes, and nothing is converted."""
-    return product.x_bytes == 2 and product.k % 8 == 0
+    return product.x_bytes == 2 and product.k % 8 == 0 and product.experts == 1
 
 
 def _best(target: Target, product: Product, rows: int, tiles: Sequence[Tile], may_split: bool) -> Tile:

@@ -66,6 +66,44 @@ def epilogue(acc, up, m, n, operands, N: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
+def stream_sums(
+    x_tile,
+    w_tile,
+    x_inside,
+    w_inside,
+    k_of_x,
+    k_of_w,
+    UP: tl.constexpr,
+    W_MASKED: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Sums [BLOCK_N, BLOCK_M] over all K inputs, and those of the weights UP elements further on if GATED.
+
+    ``x_tile`` [WARPS, BLOCK_K, BLOCK_M] and ``w_tile`` [WARPS, BLOCK_N, BLOCK_K] are the addresses of the
+    first step, in which each warp has inputs of its own, ``k_of_x`` and ``k_of_w``.
+    """
+    acc = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
+    up = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
+    TAIL: tl.constexpr = K % (WARPS * BLOCK_K) != 0
+    for k in tl.range(0, K, WARPS * BLOCK_K):
+        w_mask = w_inside
+        x_mask = x_inside
+        if TAIL:
+            w_mask = w_mask & (k + k_of_w < K)
+            x_mask = x_mask & (k + k_of_x < K)
+        xs = tl.load(x_tile + k, mask=x_mask, other=0.0).to(w_tile.dtype.element_ty)
+        acc = tl.dot(load(w_tile + k, w_mask, TAIL or W_MASKED), xs, acc)
+        if GATED:
+            up = tl.dot(load(w_tile + UP + k, w_mask, TAIL or W_MASKED), xs, up)
+    return tl.sum(acc, axis=0), tl.sum(up, axis=0)
+
+
+@triton.jit
 def linear_stream(
     x,
     w,
@@ -102,25 +140,15 @@ def linear_stream(
     x_tile = x + m * x_stride + k_of_x
     w_inside = first + n < N
     x_inside = m < rows
-    acc = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
-    up = tl.zeros([WARPS, BLOCK_N, BLOCK_M], tl.float32)
-    TAIL: tl.constexpr = K % (WARPS * BLOCK_K) != 0
-    W_MASKED: tl.constexpr = TAIL or N % BLOCK_N != 0
-    for k in tl.range(0, K, WARPS * BLOCK_K):
-        w_mask = w_inside
-        x_mask = x_inside
-        if TAIL:
-            w_mask = w_mask & (k + k_of_w < K)
-            x_mask = x_mask & (k + k_of_x < K)
-        xs = tl.load(x_tile + k, mask=x_mask, other=0.0).to(w.dtype.element_ty)
-        acc = tl.dot(load(w_tile + k, w_mask, W_MASKED), xs, acc)
-        if GATED:
-            up = tl.dot(load(w_tile + N * K + k, w_mask, W_MASKED), xs, up)
+    acc, up = stream_sums(
+        *(x_tile, w_tile, x_inside, w_inside, k_of_x, k_of_w, N * K, N % BLOCK_N != 0),
+        *(K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS, GATED),
+    )
     n = first + tl.arange(0, BLOCK_N)[:, None]
     m = tl.arange(0, BLOCK_M)[None, :]
     operands = (bias, residual, y, rows, residual_stride)
     FORM: tl.constexpr = (GATED, ACTIVATION, ALPHA, HAS_BIAS, HAS_RESIDUAL)
-    epilogue(tl.sum(acc, axis=0), tl.sum(up, axis=0), m, n, operands, N, FORM)
+    epilogue(acc, up, m, n, operands, N, FORM)
 
 
 @triton.jit
@@ -131,6 +159,45 @@ def tile_of(index, tiles_m, TILES_N: tl.constexpr, GROUP_M: tl.constexpr):
     height = tl.minimum(tiles_m - first, GROUP_M)
     inside = index % (GROUP_M * TILES_N)
     return first + inside % height, inside // height
+
+
+@triton.jit
+def tile_sums(
+    x_tile,
+    w_tile,
+    x_inside,
+    w_inside,
+    k,
+    first_k,
+    UP: tl.constexpr,
+    W_MASKED: tl.constexpr,
+    STEPS: tl.constexpr,
+    TAIL: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Sums [BLOCK_M, BLOCK_N] over STEPS times BLOCK_K inputs from ``first_k`` on; ``up`` as in stream_sums.
+
+    ``x_tile`` [BLOCK_M, BLOCK_K] and ``w_tile`` [BLOCK_N, BLOCK_K] are addresses of inputs ``k``. TAIL: some
+    of the inputs may lie behind the last one.
+    """
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in tl.range(0, STEPS):
+        at = first_k + step * BLOCK_K
+        w_mask = w_inside
+        x_mask = x_inside
+        if TAIL:
+            w_mask = w_mask & (k < K - at)
+            x_mask = x_mask & (k < K - at)
+        xs = tl.load(x_tile + at, mask=x_mask, other=0.0).to(w_tile.dtype.element_ty)
+        acc = tl.dot(xs, load(w_tile + at, w_mask, TAIL or W_MASKED).T, acc)
+        if GATED:
+            up = tl.dot(xs, load(w_tile + UP + at, w_mask, TAIL or W_MASKED).T, up)
+    return acc, up
 
 
 @triton.jit
@@ -171,21 +238,10 @@ def linear_tile(
     k = tl.arange(0, BLOCK_K)[None, :]
     x_tile = x + m.to(tl.int64) * x_stride + k
     w_tile = w + n.to(tl.int64) * K + k
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    TAIL: tl.constexpr = K % (SPLITS * BLOCK_K) != 0
-    W_MASKED: tl.constexpr = TAIL or N % BLOCK_N != 0
-    for step in tl.range(0, STEPS):
-        at = first_k + step * BLOCK_K
-        w_mask = n < N
-        x_mask = m < rows
-        if TAIL:
-            w_mask = w_mask & (k < K - at)
-            x_mask = x_mask & (k < K - at)
-        xs = tl.load(x_tile + at, mask=x_mask, other=0.0).to(w.dtype.element_ty)
-        acc = tl.dot(xs, load(w_tile + at, w_mask, W_MASKED).T, acc)
-        if GATED:
-            up = tl.dot(xs, load(w_tile + N * K + at, w_mask, W_MASKED).T, up)
+    acc, up = tile_sums(
+        *(x_tile, w_tile, m < rows, n < N, k, first_k, N * K, N % BLOCK_N != 0),
+        *(STEPS, K % (SPLITS * BLOCK_K) != 0, K, BLOCK_M, BLOCK_N, BLOCK_K, GATED),
+    )
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     if SPLITS == 1:
         operands = (bias, residual, y, rows, residual_stride)
