@@ -9,7 +9,7 @@ from ..launch import KernelLaunch, Param, TritonKernel, When, row_stride, value,
 from ..tactic import Call, Context, Operand, WeightUse
 from .kernels.quantize import quantize_fp4_rows, quantize_rows
 from .quantized_form import QuantizedForm
-from .types import blocks_over, next_power_of_two, pointer
+from .types import blocks_for_each, next_power_of_two, pointer
 
 #: Rows of what products read start at multiples of this many elements: 16 bytes for any type.
 _ALIGNMENT = 16
@@ -49,11 +49,11 @@ def rounded_input(
     dtype: Literal["bf16", "f16", "f32", "i8", "f8e4m3"] = context.half
     if form.x_storage == "codes":
         dtype = "i8" if form.math == "int8" else "f8e4m3"
-    out = Operand(f"{y}.x", (x.shape[0], stride), dtype)
+    out = Operand(f"{y}.x", (*x.shape[:-1], stride), dtype)
     group = (32 if form.x_format == "mxfp8" else form.x_group) or stride
     groups = -(-form.inputs // group)
     has_scales = form.x_scales != "none"
-    scales = Operand(f"{y}.x_scales", (x.shape[0], groups)) if has_scales else None
+    scales = Operand(f"{y}.x_scales", (*x.shape[:-1], groups)) if has_scales else None
     stored = out if scales is None else scales
     kernel = TritonKernel(
         quantize_rows,
@@ -85,7 +85,7 @@ def rounded_input(
         weight(0) if columns else value(out.name),
         value(out.name),
         value(stored.name),
-        row_stride(x.name),
+        _stride(x),
         Param("f32", form.x_scale),
     )
     made = (out,) if scales is None else (out, scales)
@@ -105,16 +105,16 @@ def float4_input(
     """x rounded to float4 in blocks: as ``codes`` with block scales, or as numbers in half precision."""
     block = _BLOCKS[form.x_format]
     blocks = -(-form.inputs // block)
-    rows, label = x.shape[0], "fp4" if codes else "x"
+    rows, label = x.shape[:-1], "fp4" if codes else "x"
     if codes:
         stride = -(-form.inputs // 32) * 16
-        out = Operand(f"{y}.{label}", (rows, stride), "u8")
+        out = Operand(f"{y}.{label}", (*rows, stride), "u8")
     else:
         stride = -(-form.inputs // _ALIGNMENT) * _ALIGNMENT
-        out = Operand(f"{y}.{label}", (rows, stride), context.half)
+        out = Operand(f"{y}.{label}", (*rows, stride), context.half)
     dynamic = form.x_format == "nvfp4" and form.x_scale == 0
-    scales = Operand(f"{y}.{label}_scales", (rows, 1)) if dynamic else None
-    block_scales = Operand(f"{y}.{label}_blocks", (rows, blocks), "u8") if codes else None
+    scales = Operand(f"{y}.{label}_scales", (*rows, 1)) if dynamic else None
+    block_scales = Operand(f"{y}.{label}_blocks", (*rows, blocks), "u8") if codes else None
     stored = out if scales is None else scales
     in_blocks = out if block_scales is None else block_scales
     kernel = TritonKernel(
@@ -144,7 +144,7 @@ def float4_input(
         value(out.name),
         value(in_blocks.name),
         value(stored.name),
-        row_stride(x.name),
+        _stride(x),
         Param("f32", form.x_scale or 1.0),
     )
     made = tuple(operand for operand in (out, scales, block_scales) if operand is not None)
@@ -160,10 +160,15 @@ def _call(
     args: tuple[Param, ...],
     when: When | None,
 ) -> Call:
-    launch = KernelLaunch(kernel, (blocks_over(x.shape[0], 1),), args, when)
+    launch = KernelLaunch(kernel, (blocks_for_each(x.shape[:-1]),), args, when)
     outputs = [operand.name for operand in made]
     uses = () if columns is None else (columns,)
     return Call("quantize", [x.name], outputs, uses, {}, (launch,), takes_views=True)
+
+
+def _stride(x: Operand) -> Param:
+    """From one row to the next. Only values with two axes are views."""
+    return row_stride(x.name) if len(x.shape) == 2 else Param("i32", int(x.shape[-1]))
 
 
 def _warps(inputs: int) -> int:

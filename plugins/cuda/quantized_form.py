@@ -16,6 +16,8 @@ _LEAST_STEP = {"half": 16, "int8": 32, "fp8": 32}
 _WORDS = ("int4", "fp4")
 _BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
 _RUN = {"int4": 32, "fp4": 16}
+_EXPERTS = ("castiron.ExpertLinear", "castiron.ExpertGatedLinear")
+_GATED = ("castiron.GatedLinear", "castiron.ExpertGatedLinear")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class QuantizedForm:
     """One product's choice.
 
     Attributes:
-        quant: of the weights. math, scales, x_scales: as in kernels/quantized_linear.py, ``scales`` for few
+        quant: of the weights. math, scales, x_scales: as in kernels/quantized_sums.py, ``scales`` for few
             rows; ``tile_scales`` for many.
         x_storage: what a kernel before the product makes of x.
         x_format, x_group, x_scale: of the op.
@@ -75,11 +77,13 @@ class QuantizedForm:
 
 
 def form_of(op: Op, context: Context) -> QuantizedForm | None:
-    """The form of a Linear or GatedLinear with quantized weights, or None where no kernel takes it."""
+    """The form of a product with quantized weights, or None where no kernel takes it."""
     x, quant = op.required(0), _quant_of(op)
-    if quant is None or context.half == "f32" or len(x.shape) != 2 or x.constant:
+    of_experts = op.kind in _EXPERTS
+    ranks = (2, 3) if of_experts else (2,)
+    if quant is None or context.half == "f32" or len(x.shape) not in ranks or x.constant:
         return None
-    inputs = int(op.required(1).shape[1])
+    inputs = int(matrices(op)[0].shape[1])
     group = quant.group if 0 < quant.group < inputs else inputs
     x_format = str(op.attrs.get("x_format", ""))
     x_group = int(op.attrs.get("x_group", 0))
@@ -106,7 +110,8 @@ def form_of(op: Op, context: Context) -> QuantizedForm | None:
             x_scales = "sums" if x_group else "rows"
     few, many = _scales(quant, group, inputs, math)
     blocks = {"nvfp4": "e4m3", "mxfp4": "e8m0"}.get(x_format)
-    scaled = few == blocks and context.target.compute_capability >= 100
+    # Rows that are picked are not fetched with their blocks' scales.
+    scaled = few == blocks and context.target.compute_capability >= 100 and not of_experts
     return QuantizedForm(
         quant, math, few, many, x_scales, storage, x_format, x_group, x_scale, group, inputs, scaled
     )
@@ -130,8 +135,9 @@ def _quant_of(op: Op) -> Quant | None:
 
 
 def matrices(op: Op) -> list[Operand]:
-    """The weights of a Linear, or gate and up."""
-    return [op.required(index) for index in ((1, 2) if op.kind == "castiron.GatedLinear" else (1,))]
+    """The weights of a product, or gate and up."""
+    first = 2 if op.kind in _EXPERTS else 1  # those of experts follow the ids
+    return [op.required(first + index) for index in range(2 if op.kind in _GATED else 1)]
 
 
 def _math(quant: Quant, x_format: str, target: Target) -> Math:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..launch import KernelLaunch, Param, When, row_stride, value, weight
+from ..launch import KernelLaunch, When, row_stride, value
 from ..reading import biases_in_pairs
 from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.quantized_linear import quantized_stream, quantized_tile
@@ -14,75 +12,44 @@ from .kernels.scaled_linear import scaled_tile
 from .products import Arguments, MatrixProduct, tiling
 from .quantize import RoundedInput, float4_input, rounded_input
 from .quantized_form import QuantizedForm, form_of, matrices
+from .quantized_operands import QuantizedOperands, weight_uses
 from .quantized_tiles import product_of, quantized_classes, quantized_stream_tile, scaled_classes
 from .reference_ops import gated_linear, linear
 from .tiles import STREAM_ROWS, RowClass
-from .types import blocks_over, count, next_power_of_two, pointer, symbol
+from .types import blocks_over, count, pointer, symbol
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Product(MatrixProduct):
-    """``x``, ``many_x``: what it reads with few rows and with many.
-
-    ``uses``: the weights by role, in the call's order.
-    """
+    """``operands``: with few rows; ``many_x``: x as it is read with many."""
 
     form: QuantizedForm
-    x: RoundedInput
+    operands: QuantizedOperands
     many_x: RoundedInput
-    uses: Mapping[str, WeightUse]
 
     def all_classes(self) -> tuple[RowClass, ...]:
         if self.form.scaled:
             return scaled_classes(self.shape, self.most_rows)
         return quantized_classes(self.context.target, self.shape, self.form, self.most_rows)
 
-    def constants(self, scales: str) -> dict[str, Any]:
-        form = self.form
-        # One group is as good as the next power of two: kernels cut steps at powers of two.
-        whole = next_power_of_two(form.inputs)
-        return {
-            "K": form.inputs,
-            "GROUP": whole if form.group == form.inputs else form.group,
-            "X_GROUP": form.x_group or whole,
-            "MATH": form.math,
-            "FORMAT": form.quant.format,
-            "SCALES": scales,
-            "X_SCALES": form.x_scales,
-            "HAS_OFFSETS": form.quant.has_offset,
-            "HALF": self.context.half,
-        }
-
     def arguments(self, y: Operand) -> Arguments:
-        nothing = (pointer(y.dtype), value(y.name))
         residual = self.residual or self.y
-        x, x_scales = self.x.x, self.x.scales
-        scales = self._weight("scales", pointer(self.form.quant.scale_dtype), nothing)
-        rows = self._weight("row_scales", "*fp32", scales)
         return {
-            "x": (pointer(x.dtype), value(x.name)),
-            "x_scales": nothing if x_scales is None else ("*fp32", value(x_scales.name)),
-            "codes": self._weight("codes", self._codes_type, nothing),
-            "scales": self._weight("block_scales", "*u8", scales),
-            "row_scales": rows,
-            "offsets": self._weight("offsets", "*fp32", nothing),
-            "bias": self._weight("vector", "*fp32", nothing),
+            **self.operands.arguments(y),
             "residual": (pointer(residual.dtype), value(residual.name)),
             "y": (pointer(y.dtype), value(y.name)),
             "rows": ("i32", count(self.rows)),
-            "x_stride": ("i32", row_stride(x.name)),
             "residual_stride": ("i32", row_stride(residual.name)),
-            "x_scale": ("fp32", Param("f32", self._x_scale)),
         }
 
     def stream(self) -> KernelLaunch:
         tile = quantized_stream_tile(self.context.target, self.shape, self.form)
-        return self.stream_launch(quantized_stream, tile, self.constants(self.form.scales))
+        return self.stream_launch(quantized_stream, tile, self.operands.constants(self.form.scales))
 
     def tiled(self, of_class: RowClass) -> tuple[KernelLaunch, ...]:
         if self.form.scaled:
             return (self._scaled(of_class),)
-        return self.tiled_launches(quantized_tile, of_class, self.constants(self.form.tile_scales))
+        return self.tiled_launches(quantized_tile, of_class, self.operands.constants(self.form.tile_scales))
 
     def _scaled(self, of_class: RowClass) -> KernelLaunch:
         tile, form, read = of_class.tile, self.form, self.many_x
@@ -109,41 +76,6 @@ class _Product(MatrixProduct):
         rows = (of_class.low, of_class.high)
         return self.launch(scaled_tile, arguments, constants, grid, rows, tile.warps, tile.stages)
 
-    def _weight(self, role: str, kind: str, absent: tuple[str, Param]) -> tuple[str, Param]:
-        return (kind, weight(list(self.uses).index(role))) if role in self.uses else absent
-
-    @property
-    def _codes_type(self) -> str:
-        if self.form.packed:
-            return "*u32"
-        if self.form.quant.format == "int8":
-            return "*i8"
-        # Before sm_89 there are no conversions of float8: kernels take the bytes.
-        return "*fp8e4nv" if self.context.target.compute_capability >= 89 else "*u8"
-
-    @property
-    def _x_scale(self) -> float:
-        """The static scale of x, where the numbers that the product reads lack it."""
-        form = self.form
-        lacks = form.x_storage in ("codes", "values") or form.x_format == "nvfp4"
-        return form.x_scale if lacks and form.x_scale else 1.0
-
-
-def _uses(op: Op, form: QuantizedForm, biases: tuple[Operand, ...]) -> dict[str, WeightUse]:
-    parts = tuple(operand.name for operand in matrices(op))
-    uses = {"codes": WeightUse(parts, "codes")}
-    if form.scales in ("e4m3", "e8m0"):
-        uses["block_scales"] = WeightUse(parts, "block_scales")
-        if form.scales == "e4m3":
-            uses["row_scales"] = WeightUse(parts, "row_scales")
-    else:
-        uses["scales"] = WeightUse(parts, "scales")
-    if form.quant.has_offset:
-        uses["offsets"] = WeightUse(parts, "offsets")
-    if biases:
-        uses["vector"] = WeightUse(tuple(bias.name for bias in biases), "vector")
-    return uses
-
 
 def _lower(op: Op, context: Context) -> Lowering:
     form = form_of(op, context)
@@ -161,18 +93,17 @@ def _lower(op: Op, context: Context) -> Lowering:
     if form.scaled:
         many_x = float4_input(x, y.name, form, context, many, codes=True)
     x_bytes = 4 if x_read.x.dtype == "f32" else form.x_bytes
-    uses = _uses(op, form, tuple(bias for bias in given if bias is not None))
+    uses = weight_uses(op, form, tuple(bias for bias in given if bias is not None))
     product = _Product(
         name=y.name,
         form=form,
         shape=product_of(form, int(w.shape[0]), gated, x_bytes),
         context=context,
         read=x,
-        x=x_read,
+        operands=QuantizedOperands(context, form, x_read, uses),
         many_x=many_x,
         y=y,
         residual=residual,
-        uses=uses,
         has_bias="vector" in uses,
         activation=str(op.attrs.get("activation", "none")),
         alpha=float(op.attrs.get("alpha", 1.0)),
@@ -185,7 +116,7 @@ def _lower(op: Op, context: Context) -> Lowering:
         "quantized_gated_linear" if gated else "quantized_linear",
         [*names, *([] if residual is None else [residual.name])],
         [y.name, *(operand.name for operand in partials)],
-        tuple(product.uses.values()),
+        tuple(uses.values()),
         {"activation": product.activation, "alpha": product.alpha},
         product.launches(),
         takes_views=True,

@@ -6,23 +6,33 @@ from dataclasses import replace
 
 from ..targets import Target
 from .quantized_form import QuantizedForm
-from .tiles import STREAM_ROWS, Product, RowClass, StreamTile, Tile, row_classes, shared_bytes
+from .tiles import (
+    STREAM_ROWS,
+    Product,
+    RowClass,
+    StreamTile,
+    Tile,
+    row_classes,
+    shared_bytes,
+    stream_block_n,
+)
 
 #: Bytes of weights, and of x, that one stage fetches at most.
 _STAGE_BYTES = 16 << 10
 _WARPS = 4
 
 
-def product_of(form: QuantizedForm, n: int, gated: bool, x_bytes: int) -> Product:
+def product_of(
+    form: QuantizedForm, n: int, gated: bool, x_bytes: int, experts: int = 1, picks: int = 1
+) -> Product:
     """The product as the cost model sees it."""
-    return Product(n, form.inputs, gated, x_bytes, form.w_bytes, 1.0 if form.math == "half" else 2.0)
+    rate = 1.0 if form.math == "half" else 2.0
+    return Product(n, form.inputs, gated, x_bytes, form.w_bytes, rate, experts, picks)
 
 
 def quantized_stream_tile(target: Target, product: Product, form: QuantizedForm) -> StreamTile:
     """As tiles.stream_tile, with steps inside one group of scales where sums are scaled."""
-    sizes = (32, 16) if product.gated else (64, 32, 16)
-    fitting = [size for size in sizes if -(-product.n // size) >= 0.75 * target.multiprocessors]
-    block_n = fitting[0] if fitting else 16
+    block_n = stream_block_n(target, product)
     small = target.shared_bytes < 128 << 10
     stages = 3 if small else 4
     stage = _STAGE_BYTES // 2 if small else _STAGE_BYTES
@@ -67,6 +77,9 @@ def candidates(target: Target, product: Product, form: QuantizedForm) -> list[Ti
     shapes = [(32, 64, 4), (64, 64, 4), (64, 128, 4 if not twice else 8), (128, 64, 4 if not twice else 8)]
     if not (twice and form.x_scales == "sums"):
         shapes.append((128, 128, 8))
+    # Of 32 picked rows sm_80's code for int8 spills.
+    if product.experts > 1:
+        shapes = shapes[1:]
     found = []
     for block_m, columns, warps in shapes:
         block_n = max(columns // product.matrices, 64 if deep else 16)

@@ -86,7 +86,7 @@ class RowClass:
     tile: Tile
 
 
-def stream_tile(target: Target, product: Product) -> StreamTile:
+def stream_block_n(target: Target, product: Product) -> int:
     """The most weight rows a block with which the blocks still fill the device.
 
     More rows a block means that x is read less often; too few blocks leave multiprocessors idle, which
@@ -96,7 +96,12 @@ def stream_tile(target: Target, product: Product) -> StreamTile:
     sizes = (32, 16) if product.gated or product.experts > 1 else (64, 32, 16)
     blocks = [-(-product.n // size) * product.picks for size in sizes]
     fitting = [s for s, count in zip(sizes, blocks, strict=True) if count >= 0.75 * target.multiprocessors]
-    block_n = fitting[0] if fitting else 16
+    return fitting[0] if fitting else 16
+
+
+def stream_tile(target: Target, product: Product) -> StreamTile:
+    """The tile for few rows."""
+    block_n = stream_block_n(target, product)
     small = target.shared_bytes < 128 << 10
     warps, stages = 4, 3 if small else 5
     chunk = _STAGE_BYTES // (2 * block_n * product.matrices) // (2 if small else 1)

@@ -22,16 +22,11 @@ from castiron.errors import BuildError, CheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 import quantizers
-from quantized_formats import FORMATS
+from quantized_formats import FORMATS, MXFP4_EXPERTS
 from zoo import logits_of, make_checkpoint, source_model
 
 IDS = np.random.default_rng(0).integers(3, 250, 45).tolist()
 LIMITS: dict[str, Any] = {"max_batch_size": 4, "max_num_tokens": 16, "max_seq_len": 96, "max_logit_rows": 16}
-MXFP4 = quantizers.Format(
-    lambda numbers, seed: ({"weight": torch.from_numpy(numbers)}, numbers),
-    {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
-    encode_stack=quantizers.mxfp4_stack,
-)
 
 
 def kernels(engine: Path) -> list[str]:
@@ -69,7 +64,7 @@ def test_static_scales_of_experts_become_the_largest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
 def test_gpt_oss_keeps_its_experts_in_mxfp4(dtype: str, tolerance: float, tmp_path: Path) -> None:
-    model = quantizers.write(tmp_path / "model", MXFP4, "gpt_oss")
+    model = quantizers.write(tmp_path / "model", MXFP4_EXPERTS, "gpt_oss")
     build(tmp_path / "model", tmp_path / "engine", BuildOptions(dtype=dtype, **LIMITS))
     assert np.abs(logits(tmp_path / "engine") - logits_of(model, IDS)).max() <= tolerance
     assert kernels(tmp_path / "engine").count("quantized_expert_linear") == 6  # gate, up and down, two layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import quantizers as q
+import torch
 from quantizers import GROUP, Format
 
 _INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
@@ -105,3 +106,10 @@ FORMATS: dict[str, Format] = {
     "modelopt mxfp4": Format(q.mo_mx, q.mo_config("mxfp4")),
     "modelopt mxfp8": Format(partial(q.mo_mx, fp8=True), q.mo_config("MXFP8")),
 }
+
+#: Of gpt-oss: the experts of a layer in one tensor of codes and one of scales, all else as it is.
+MXFP4_EXPERTS = Format(
+    lambda numbers, seed: ({"weight": torch.from_numpy(numbers)}, numbers),
+    {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    encode_stack=q.mxfp4_stack,
+)

@@ -15,6 +15,8 @@ from virtual_gpu import VirtualGpu, without_compiler
 from virtual_process import in_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
+import quantizers
+from quantized_formats import FORMATS, MXFP4_EXPERTS
 from zoo import make_checkpoint, source_model
 
 LIMITS: dict[str, Any] = {"max_batch_size": 2, "max_num_tokens": 24, "max_seq_len": 64, "max_logit_rows": 24}
@@ -49,15 +51,32 @@ def generate(engine: Path, cc: int, tokens: list[int]) -> dict[str, Any]:
 )
 def test_a_mixture_answers_as_in_transformers(family: str, cc: int, seed: int, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path / "model")
+    kernels = check(tmp_path, source_model(tmp_path / "model"), cc, seed)
+    assert {"top_k", "expert_order", "expert_tile", "expert_stream", "combine_experts"} <= kernels
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "cc", "seed"),
+    [("gpt_oss", MXFP4_EXPERTS, 90, 1), ("qwen3_moe", FORMATS["awq"], 80, 1)],
+)
+def test_quantized_experts_are_multiplied_from_their_codes(
+    family: str, form: quantizers.Format, cc: int, seed: int, tmp_path: Path
+) -> None:
+    model = quantizers.write(tmp_path / "model", form, family)
+    kernels = check(tmp_path, model, cc, seed)
+    assert {"expert_order", "quantized_expert_tile", "quantized_expert_stream"} <= kernels
+    assert not {"expert_tile", "expert_stream"} & kernels
+
+
+def check(folder: Path, source: Any, cc: int, seed: int) -> set[str]:
+    """Compare an engine of folder/model with its source in float32; gives the kernels that ran."""
     with without_compiler():
         options = BuildOptions(targets=(f"sm_{cc}",), ptx=False, verify="never", **LIMITS)
-        build(tmp_path / "model", tmp_path / "engine", options)
+        build(folder / "model", folder / "engine", options)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, 200, (PROMPT_TOKENS,), generator=generator).tolist()
-    found = in_process(generate, tmp_path / "engine", cc, tokens, timeout=300)
+    found = in_process(generate, folder / "engine", cc, tokens, timeout=300)
     assert found["faults"] == []
-    assert {"top_k", "expert_order", "expert_tile", "expert_stream", "combine_experts"} <= found["kernels"]
-    source = source_model(tmp_path / "model")
     with torch.no_grad():
         whole = source(torch.tensor([tokens + found["tokens"]]), use_cache=False).logits[0].numpy()
     tolerance = TOLERANCE * np.abs(whole).max()
@@ -66,3 +85,4 @@ def test_a_mixture_answers_as_in_transformers(family: str, cc: int, seed: int, t
     answers = whole[PROMPT_TOKENS - 1 : -1]
     short = answers.max(axis=1) - answers[np.arange(NEW_TOKENS), found["tokens"]]
     assert short.max() <= 2 * tolerance
+    return found["kernels"]  # type: ignore[no-any-return]

@@ -73,7 +73,25 @@ def expert_order(
 
 
 @triton.jit
-def _store(acc, up, pair, n, expert, pairs, bias, y, N: tl.constexpr, FORM: tl.constexpr):
+def tile_of_pair(ids, pairs, pair, BLOCK_PAIRS: tl.constexpr):
+    """The expert of a pair, which of all pairs are of that expert, and how many of those lie before it."""
+    expert = tl.load(ids + pair)
+    other = tl.arange(0, BLOCK_PAIRS)
+    same = (tl.load(ids + other, mask=other < pairs, other=-1) == expert).to(tl.int32)
+    return expert, same, tl.sum(tl.where(other < pair, same, 0))
+
+
+@triton.jit
+def pairs_of_tile(same, rank, pairs, BLOCK_PAIRS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The pair of each of BLOCK_M rows, from an expert's pair number ``rank`` on; ``pairs``: no row."""
+    row = tl.cumsum(same, axis=0) - 1 - rank
+    found = (same[None, :] > 0) & (row[None, :] == tl.arange(0, BLOCK_M)[:, None])
+    other = tl.arange(0, BLOCK_PAIRS)[None, :]
+    return pairs - tl.sum(tl.where(found, pairs - other, 0), axis=1)
+
+
+@triton.jit
+def finish(acc, up, pair, n, expert, pairs, bias, y, N: tl.constexpr, FORM: tl.constexpr):
     """Finish a tile with rows ``pair`` and columns ``n``; FORM: GATED, ACTIVATION, HAS_BIAS, EXPERTS."""
     if FORM[2]:
         own = bias + expert * N + n
@@ -90,9 +108,9 @@ def _store(acc, up, pair, n, expert, pairs, bias, y, N: tl.constexpr, FORM: tl.c
 @triton.jit
 def expert_stream(
     x,
-    ids,
     w,
     bias,
+    ids,
     y,
     tokens,
     N: tl.constexpr,
@@ -115,19 +133,10 @@ def expert_stream(
     finds for itself, without a launch that sorts.
     """
     pairs = tokens * PICKS
-    leader = tl.program_id(1)
-    expert = tl.load(ids + leader)
-    other = tl.arange(0, BLOCK_PAIRS)
-    same = (tl.load(ids + other, mask=other < pairs, other=-1) == expert).to(tl.int32)
-    rank = tl.sum(tl.where(other < leader, same, 0))
+    expert, same, rank = tile_of_pair(ids, pairs, tl.program_id(1), BLOCK_PAIRS)
     if (rank % BLOCK_M != 0) | (expert < 0) | (expert >= EXPERTS):
         return
-    # The pair of each of the tile's rows.
-    row = tl.cumsum(same, axis=0) - 1 - rank
-    wanted = tl.arange(0, BLOCK_M)[:, None]
-    found = (same[None, :] > 0) & (row[None, :] == wanted)
-    pair = pairs - tl.sum(tl.where(found, pairs - other[None, :], 0), axis=1)
-
+    pair = pairs_of_tile(same, rank, pairs, BLOCK_PAIRS, BLOCK_M)
     first = tl.program_id(0) * BLOCK_N
     part = tl.arange(0, WARPS)[:, None, None]
     n = tl.arange(0, BLOCK_N)[None, :, None]
@@ -142,16 +151,16 @@ def expert_stream(
     )
     n = first + tl.arange(0, BLOCK_N)[:, None]
     FORM: tl.constexpr = (GATED, ACTIVATION, HAS_BIAS, EXPERTS)
-    _store(acc, up, pair[None, :], n, expert, pairs, bias, y, N, FORM)
+    finish(acc, up, pair[None, :], n, expert, pairs, bias, y, N, FORM)
 
 
 @triton.jit
 def expert_tile(
     x,
-    order,
-    tile_experts,
     w,
     bias,
+    order,
+    tile_experts,
     y,
     tokens,
     N: tl.constexpr,
@@ -191,4 +200,4 @@ def expert_tile(
     )
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     FORM: tl.constexpr = (GATED, ACTIVATION, HAS_BIAS, EXPERTS)
-    _store(acc, up, pair, n, expert, pairs, bias, y, N, FORM)
+    finish(acc, up, pair, n, expert, pairs, bias, y, N, FORM)
