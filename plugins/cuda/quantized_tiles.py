@@ -33,6 +33,8 @@ def product_of(
 def quantized_stream_tile(target: Target, product: Product, form: QuantizedForm) -> StreamTile:
     """As tiles.stream_tile, with steps inside one group of scales where sums are scaled."""
     block_n = stream_block_n(target, product)
+    if product.gated and product.experts > 1:
+        block_n = 16  # two sums of 32 rows beside picked rows spill on sm_89
     small = target.shared_bytes < 128 << 10
     stages = 3 if small else 4
     stage = _STAGE_BYTES // 2 if small else _STAGE_BYTES

@@ -24,6 +24,11 @@ def gather_elements(x: Array, places: Array, *, axis: int = -1) -> tuple[Array]:
     return (np.take_along_axis(x, places, axis),)
 
 
+def mark_places(places: Array, *, width: int) -> tuple[Array]:
+    """One at each of the places, nothing elsewhere."""
+    return ((places[..., None] == np.arange(width)).any(-2).astype(np.float64),)
+
+
 def combine_experts(outputs: Array, weights: Array) -> tuple[Array]:
     """The sum of a token's outputs [T, k, N] by weights [T, k]."""
     return ((np.asarray(outputs, np.float64) * np.asarray(weights)[..., None]).sum(1),)

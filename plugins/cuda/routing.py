@@ -1,4 +1,4 @@
-"""What routers of mixtures pick: TopK and GatherElements over the last axis, and sums over picked experts."""
+"""What routers of mixtures pick: places along the last axis and numbers there; sums over picked experts."""
 
 from __future__ import annotations
 
@@ -116,6 +116,33 @@ def _gather(op: Op, context: Context) -> Lowering:
     return Lowering((Call("gather_elements", [x.name, places.name], [y.name], (), {}, (launch,)),))
 
 
+def _mark_fits(op: Op, context: Context) -> bool:
+    places = op.required(0)
+    count = places.shape[-1]
+    return (
+        places.dtype == "i32"
+        and not places.constant
+        and describable(places.shape)
+        and isinstance(count, int)
+        and count <= _MOST_PICKS
+    )
+
+
+def _mark(op: Op, context: Context) -> Lowering:
+    places, y = op.required(0), op.outputs[0]
+    count, width = int(places.shape[-1]), int(y.shape[-1])
+    total, symbol = product(_rows(places.shape), width), symbol_of(places.shape)
+    kernel = TritonKernel(
+        routing.mark_places,
+        {"places": "*i32", "y": pointer(y.dtype), "n": "i32"},
+        {"TOTAL": total, "WIDTH": width, "COUNT": count, "BLOCK": BLOCK, "WIDE": is_wide(total, context)},
+        num_stages=1,
+    )
+    args = (value(places.name), value(y.name), symbol_count(symbol))
+    launch = KernelLaunch(kernel, (walk_grid(total, symbol),), args)
+    return Lowering((Call("mark_places", [places.name], [y.name], (), {}, (launch,)),))
+
+
 def _combine_fits(op: Op, context: Context) -> bool:
     outputs, weights = op.required(0), op.required(1)
     return (
@@ -152,6 +179,15 @@ TACTICS = (
         _gather,
         bandwidth_cost,
         reference.gather_elements,
+    ),
+    Tactic(
+        "cuda.mark_places",
+        "castiron.MarkPlaces",
+        "cuda",
+        _mark_fits,
+        _mark,
+        bandwidth_cost,
+        reference.mark_places,
     ),
     Tactic(
         "cuda.combine_experts",

@@ -77,6 +77,27 @@ def gather_elements(
 
 
 @triton.jit
+def mark_places(
+    places,
+    y,
+    n,
+    TOTAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """y [.., WIDTH] is one at each of places [.., COUNT], nothing elsewhere."""
+    index = block_index(BLOCK, WIDE)
+    inside = index < decode(TOTAL, n)
+    mark = tl.zeros([BLOCK], tl.float32)
+    for nth in tl.static_range(COUNT):
+        place = tl.load(places + index // WIDTH * COUNT + nth, mask=inside, other=-1)
+        mark = tl.where(place == index % WIDTH, 1.0, mark)
+    tl.store(y + index, mark.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def combine_experts(outputs, weights, y, PICKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Block (t, j): columns [j * BLOCK, ...) of y [T, WIDTH], the sum over weights [T, PICKS] of outputs."""
     token = tl.program_id(0).to(tl.int64)

@@ -9,7 +9,7 @@ from castiron.plugins import Op, Operand
 from castiron.plugins.cuda.routing import TACTICS
 from lowering import assert_close, context, run, to_torch
 
-TOP_K, GATHER, COMBINE = TACTICS
+TOP_K, GATHER, MARK, COMBINE = TACTICS
 T = 5
 Shape = tuple[int | str, ...]
 
@@ -86,6 +86,21 @@ def test_elements_are_gathered_by_place(shape: Shape, count: int) -> None:
         {"T": T},
     )
     np.testing.assert_array_equal(y.numpy(), GATHER.reference(x, places, axis=-1)[0])
+
+
+@pytest.mark.parametrize(("shape", "width"), [(("T", 2), 9), (("T", 3, 4), 600), ((7, 1), 1)])
+def test_places_are_marked(shape: Shape, width: int) -> None:
+    rng = np.random.default_rng(3)
+    places = rng.integers(0, width, fixed(shape)).astype(np.int32)
+    (y,) = run(
+        MARK,
+        "castiron.MarkPlaces",
+        [(Operand("places", shape, "i32"), to_torch(places, "i32"))],
+        [Operand("y", (*shape[:-1], width))],
+        {"width": width},
+        {"T": T},
+    )
+    np.testing.assert_array_equal(y.numpy(), MARK.reference(places, width=width)[0])
 
 
 @pytest.mark.parametrize(("picks", "width", "dtype"), [(1, 40, "f32"), (3, 1500, "bf16"), (8, 64, "f32")])
