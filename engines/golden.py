@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from castiron.errors import EngineError
+from castiron.errors import BuildError, EngineError
 
 from .program import Limits
 from .weights_file import parse_header
@@ -107,7 +107,7 @@ def _sequence(source: SourceModel, tokens: Ints, vocab: int, steps: int) -> dict
     length = len(tokens)
     prefix = min(_DECODE_PREFIX, length)
     rows = _rows(length, prefix, vocab)
-    logits = np.asarray(source.logits(tokens.tolist(), rows), np.float32)
+    logits = _finite(source.logits(tokens.tolist(), rows))
     continuation: list[int] = []
     decoded: list[Floats] = []
     if steps > 0:
@@ -115,7 +115,7 @@ def _sequence(source: SourceModel, tokens: Ints, vocab: int, steps: int) -> dict
         continuation.append(int(logits[rows.index(prefix - 1), :vocab].argmax()))
         for _ in range(steps - 1):
             so_far = tokens[:prefix].tolist() + continuation
-            decoded.append(np.asarray(source.logits(so_far, [len(so_far) - 1]), np.float32)[0])
+            decoded.append(_finite(source.logits(so_far, [len(so_far) - 1]))[0])
             continuation.append(int(decoded[-1][:vocab].argmax()))
     return {
         "tokens": tokens,
@@ -125,6 +125,16 @@ def _sequence(source: SourceModel, tokens: Ints, vocab: int, steps: int) -> dict
         "continuation": np.asarray(continuation, np.int32),
         "decode_logits": np.stack(decoded) if decoded else np.zeros((0, logits.shape[1]), np.float32),
     }
+
+
+def _finite(logits: Any) -> Floats:
+    found = np.asarray(logits, np.float32)
+    if not np.isfinite(found).all():
+        raise BuildError(
+            "the source model itself computes logits that are infinite or NaN in float32: its weights or "
+            "scales are damaged, or it overflows. Run it in transformers, or download the checkpoint again."
+        )
+    return found
 
 
 def _rows(length: int, prefix: int, vocab: int) -> list[int]:

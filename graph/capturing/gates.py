@@ -12,7 +12,7 @@ from torch import nn
 
 from castiron.errors import CheckpointError, UnsupportedModelError
 
-from ..checkpoint.config_values import check_values
+from ..checkpoint.config_values import check_routing, check_values
 from .experts import has_interface
 from .layers import AttentionLayer
 
@@ -100,6 +100,7 @@ def check_config(config: Any) -> None:
             f"unquantized checkpoints"
         )
     check_values(config.to_dict(), f"the configuration of '{config.model_type}'")
+    check_routing(config, f"the configuration of '{config.model_type}'")
     kinds = getattr(config, "layer_types", None)
     # Saved configurations of models that use no window may say 0, and name no layer that has one.
     if getattr(config, "sliding_window", None) == 0 and (not kinds or "sliding_attention" in kinds):
@@ -110,8 +111,8 @@ def check_config(config: Any) -> None:
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_TYPES:
             raise UnsupportedModelError(
-                f"layer {index} of '{config.model_type}' is of type '{kind}'; castiron's graph has ops for "
-                f"{', '.join(_ATTENTION_TYPES)}"
+                f"layer {index} of '{config.model_type}' is of type '{kind}' (config.json: layer_types); "
+                f"castiron's graph has ops for {', '.join(_ATTENTION_TYPES)}"
             )
 
 

@@ -274,7 +274,11 @@ class Checkpoint:
                     )
                 return found
         wanted = " or ".join(map(repr, candidates))
-        close = ", ".join(difflib.get_close_matches(parameter, self.tensors, n=3)) or "nothing alike"
+        close = ", ".join(difflib.get_close_matches(parameter, self._stored, n=3)) or "nothing alike"
+        if self.quantization is None and f"{parameter}_blocks" in self.tensors:
+            close += (
+                '; blocks and scales of MXFP4 want "quantization_config": {"quant_method": "mxfp4"} there'
+            )
         raise CheckpointError(
             f"{self.folder}: no stored tensor for the parameter {wanted} of {self.names.class_name}; found "
             f"{close}. The checkpoint is incomplete, or config.json belongs to another model."

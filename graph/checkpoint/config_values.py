@@ -81,6 +81,43 @@ def check_values(config: Mapping[str, Any], where: str) -> None:
             _check(name, value, _RULES[name], where)
 
 
+#: Fields of mixtures of experts: how many there are, and how many a token takes.
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_PICKS: Final = ("num_experts_per_tok", "moe_k", "moe_topk")
+
+
+def check_routing(config: object, where: str) -> None:
+    """Raise CheckpointError where a token of a configuration's mixture cannot take its experts."""
+    experts_name, experts = _first(config, _EXPERTS)
+    picks_name, picks = _first(config, _PICKS)
+    if not experts or picks is None:
+        return
+    _check(picks_name, picks, _between(1, experts, f"{experts_name}, which is {experts}"), where)
+    _, groups = _first(config, ("n_group",))
+    if not groups:
+        return
+    _check("n_group", groups, (lambda n: experts % n == 0, f"a divisor of {experts_name}, {experts}"), where)
+    _, kept = _first(config, ("topk_group",))
+    if kept is not None:
+        _check("topk_group", kept, _between(1, groups, f"n_group, which is {groups}"), where)
+        most = kept * experts // groups
+        what = f"the experts of {kept} of {groups} groups, which are {most}"
+        _check(picks_name, picks, _between(1, most, what), where)
+
+
+def _first(config: object, names: tuple[str, ...]) -> tuple[str, int | None]:
+    """The first of the fields that is a whole number."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return name, value
+    return names[0], None
+
+
+def _between(low: int, high: int, what: str) -> _Rule:
+    return (lambda value: low <= value <= high), f"an integer from {low} to {what}"
+
+
 def _check(name: str, value: object, rule: _Rule, where: str) -> None:
     allowed, expected = rule
     for one in _single(value):

@@ -49,6 +49,25 @@ def test_quantized_experts_stay_in_their_codes(name: str, tmp_path: Path) -> Non
     assert used.count("quantized_expert_gated_linear") == used.count("quantized_expert_linear") == 2
 
 
+def test_gpt_oss_checkpoints_that_lack_something_say_what(tmp_path: Path) -> None:
+    quantizers.write(tmp_path / "model", MXFP4_EXPERTS, "gpt_oss")
+    file = tmp_path / "model" / "model.safetensors"
+    whole = load_file(file)
+
+    def fails(error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            build(tmp_path / "model", tmp_path / "engine", BuildOptions(dtype="float32", **LIMITS))
+
+    scales = "model.layers.1.mlp.experts.gate_up_proj_scales"
+    save_file({**whole, scales: torch.full_like(whole[scales], 254)}, file, {"format": "pt"})
+    fails(BuildError, "the source model itself computes logits that are infinite or NaN")
+    save_file({k: v for k, v in whole.items() if k != scales}, file, {"format": "pt"})
+    fails(CheckpointError, "is quantized, but .*_scales is not stored")
+    save_file(whole, file, {"format": "pt"})
+    quantizers.edit_config(tmp_path / "model", quantization_config=None)
+    fails(CheckpointError, 'found .*_blocks.*; blocks and scales of MXFP4 want "quantization_config"')
+
+
 def test_static_scales_of_experts_become_the_largest(tmp_path: Path) -> None:
     quantizers.write(tmp_path / "model", FORMATS["ct fp8 tensor static"], "qwen3_moe")
     file = tmp_path / "model" / "model.safetensors"

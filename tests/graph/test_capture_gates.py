@@ -48,6 +48,28 @@ def test_layers_without_an_op_are_refused_by_name(config: Any, module: str, reas
     assert reason in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"num_experts_per_tok": 0},
+            "num_experts_per_tok is 0; expected an integer from 1 to num_local_experts",
+        ),
+        (
+            {"num_experts_per_tok": 9},
+            "num_experts_per_tok is 9; expected an integer from 1 to num_local_experts",
+        ),
+        ({"n_group": 3}, "n_group is 3; expected a divisor of num_local_experts, 8"),
+        ({"topk_group": 5}, "topk_group is 5; expected an integer from 1 to n_group, which is 4"),
+        ({"num_experts_per_tok": 3}, "num_experts_per_tok is 3; expected .* the experts of 1 of 4 groups"),
+    ],
+)
+def test_a_mixture_that_cannot_route_is_refused(fields: dict[str, Any], message: str) -> None:
+    sizes = {"num_local_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 1}
+    with pytest.raises(CheckpointError, match=message):
+        capture_config(_config("glm4_moe", head_dim=16, **{**sizes, **fields}))
+
+
 def test_dynamic_ntk_rope_is_refused_with_the_reason() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     with pytest.raises(UnsupportedModelError, match=r"model\.rotary_emb.*dynamic.*cache"):

@@ -51,7 +51,8 @@ class Module:
                 f"tensor {found.name!r} is stored as {found.dtype.name}; expected {' or '.join(dtypes)}."
             )
         if not any(_fits(found.shape, shape) for shape in shapes):
-            expected = " or ".join(str([s if s is not None else "any" for s in shape]) for shape in shapes)
+            texts = [", ".join("any size" if s is None else str(s) for s in shape) for shape in shapes]
+            expected = " or ".join(f"[{text}]" for text in texts)
             raise CheckpointError(
                 f"tensor {found.name!r} has shape {list(found.shape)}; expected {expected}."
             )
