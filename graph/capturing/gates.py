@@ -100,7 +100,7 @@ def check_config(config: Any) -> None:
             f"unquantized checkpoints"
         )
     check_values(config.to_dict(), f"the configuration of '{config.model_type}'")
-    check_routing(config, f"the configuration of '{config.model_type}'")
+    check_routing(config.to_dict(), f"the configuration of '{config.model_type}'")
     kinds = getattr(config, "layer_types", None)
     # Saved configurations of models that use no window may say 0, and name no layer that has one.
     if getattr(config, "sliding_window", None) == 0 and (not kinds or "sliding_attention" in kinds):

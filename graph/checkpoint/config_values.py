@@ -50,6 +50,9 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _COUNT),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), _COUNT),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "head_dim"), _COUNT),
+    **dict.fromkeys(
+        ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), _COUNT
+    ),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_hidden_size", "vocab_size"), _COUNT),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), _COUNT),
     **dict.fromkeys(("sliding_window", "attention_chunk_size"), _COUNT_OR_NONE),
@@ -86,7 +89,7 @@ _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_
 _PICKS: Final = ("num_experts_per_tok", "moe_k", "moe_topk")
 
 
-def check_routing(config: object, where: str) -> None:
+def check_routing(config: Mapping[str, Any], where: str) -> None:
     """Raise CheckpointError where a token of a configuration's mixture cannot take its experts."""
     experts_name, experts = _first(config, _EXPERTS)
     picks_name, picks = _first(config, _PICKS)
@@ -105,10 +108,10 @@ def check_routing(config: object, where: str) -> None:
         _check(picks_name, picks, _between(1, most, what), where)
 
 
-def _first(config: object, names: tuple[str, ...]) -> tuple[str, int | None]:
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int | None]:
     """The first of the fields that is a whole number."""
     for name in names:
-        value = getattr(config, name, None)
+        value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return name, value
     return names[0], None

@@ -53,21 +53,28 @@ def test_layers_without_an_op_are_refused_by_name(config: Any, module: str, reas
     [
         (
             {"num_experts_per_tok": 0},
-            "num_experts_per_tok is 0; expected an integer from 1 to num_local_experts",
+            "num_experts_per_tok is 0; expected an integer from 1 to n_routed_experts",
         ),
         (
             {"num_experts_per_tok": 9},
-            "num_experts_per_tok is 9; expected an integer from 1 to num_local_experts",
+            "num_experts_per_tok is 9; expected an integer from 1 to n_routed_experts",
         ),
-        ({"n_group": 3}, "n_group is 3; expected a divisor of num_local_experts, 8"),
+        ({"n_group": 3}, "n_group is 3; expected a divisor of n_routed_experts, 8"),
         ({"topk_group": 5}, "topk_group is 5; expected an integer from 1 to n_group, which is 4"),
         ({"num_experts_per_tok": 3}, "num_experts_per_tok is 3; expected .* the experts of 1 of 4 groups"),
     ],
 )
 def test_a_mixture_that_cannot_route_is_refused(fields: dict[str, Any], message: str) -> None:
-    sizes = {"num_local_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 1}
+    sizes = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 1}
     with pytest.raises(CheckpointError, match=message):
         capture_config(_config("glm4_moe", head_dim=16, **{**sizes, **fields}))
+
+
+@pytest.mark.parametrize("field", ["q_lora_rank", "kv_lora_rank", "qk_rope_head_dim"])
+def test_latent_attention_without_width_is_refused(field: str) -> None:
+    sizes = {**zoo.CONFIGS["deepseek_v3"][1], field: 0}
+    with pytest.raises(CheckpointError, match=f"{field} is 0; expected an integer from 1"):
+        capture_config(AutoConfig.for_model("deepseek_v3", **sizes))
 
 
 def test_dynamic_ntk_rope_is_refused_with_the_reason() -> None:
