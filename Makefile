@@ -8,6 +8,7 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 # Tests that wait (servers, processes that start) leave cores idle: one worker more than cores.
 TEST_JOBS ?= 3
+TEST_FOLDERS := tests/virtual_cuda/ $(filter-out tests/virtual_cuda/,$(wildcard tests/*/))
 # Only building engines needs torch. This release has a CPU build and is the one the tests run with.
 TORCH  ?= torch==2.13.0
 
@@ -45,9 +46,10 @@ tsan-test: $(VENV)/installed-dev
 	cmake --build _build_tsan -j $(JOBS) --target runtime_tests
 	ctest --test-dir _build_tsan --output-on-failure --no-tests=error -R runtime
 
-# A file's tests stay in one process: they share engines that took seconds to build.
+# A file's tests stay in one process: they share engines that took seconds to build. The few files of the virtual
+# device take minutes each and come first, or they would end alone on one core.
 python-test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(TEST_FOLDERS)
 
 # The server's page for a checkout that is run in place; an installed castiron has it where npm was found.
 page:
