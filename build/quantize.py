@@ -17,6 +17,7 @@ from ..engines.quantization import (
     TextIdentity,
     WeightShare,
 )
+from ..graph import ops
 from ..graph.quant_plan import CODE_BITS, QuantPlan
 from ..graph.weights import WeightGraph
 from .progress import Phases
@@ -129,23 +130,14 @@ def section(
     )
 
 
-#: Which operands of a product are matrices.
-_MATRICES = {
-    "Linear": slice(1, 2),
-    "GatedLinear": slice(1, 3),
-    "ExpertLinear": slice(2, 3),
-    "ExpertGatedLinear": slice(2, 4),
-}
-
-
 def weight_shares(model: onnx.ModelProto, graph: WeightGraph, dtype: str) -> list[WeightShare]:
     """The matrices of the rewritten graph by how they are stored."""
     counts: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for node in model.graph.node:
-        if node.domain != "castiron" or node.op_type not in _MATRICES:
+        if node.domain != ops.DOMAIN or node.op_type not in ops.MATRICES:
             continue
         attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
-        for name in node.input[_MATRICES[node.op_type]]:
+        for name in node.input[ops.MATRICES[node.op_type]]:
             expr = graph.expr(name)
             parts, size = expr.parts(), expr.size
             if parts is None:

@@ -92,6 +92,15 @@ OPS: dict[str, OpSpec] = {
 }
 
 
+#: Which operands of a product are its matrices; its biases come right behind them, one for each.
+MATRICES: dict[str, slice] = {
+    "Linear": slice(1, 2),
+    "GatedLinear": slice(1, 3),
+    "ExpertLinear": slice(2, 3),
+    "ExpertGatedLinear": slice(2, 4),
+}
+
+
 def check_vocabulary(model: onnx.ModelProto) -> None:
     """Raise ValueError when a node of the castiron domain is not as the vocabulary has it.
 

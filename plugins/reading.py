@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .tactic import Attr, Dims, Op
+from ..graph.ops import MATRICES
+from .tactic import Attr, Dims, Op, Operand, element_count
 
 #: ONNX's elementwise and reducing ops by the names that kernels have for them (docs/program.md).
 UNARY: Mapping[str, str] = {
@@ -33,9 +34,31 @@ _LARGEST = 3.4028234663852886e38
 _FLAGS = ("interleaved", "concat_halves")
 
 
+def matrices(op: Op) -> list[Operand]:
+    """The weight of a product, or gate's and up's."""
+    at = _matrices_at(op)
+    return [op.required(index) for index in range(at.start, at.stop)]
+
+
+def matrix_elements(op: Op) -> int:
+    """Elements of all matrices of a product, of all its experts."""
+    return sum(element_count(matrix.shape, 1) for matrix in matrices(op))
+
+
+def biases(op: Op) -> tuple[Operand, ...]:
+    """The biases that a product has, in the order of its matrices."""
+    at = _matrices_at(op)
+    given = (op.input(index + at.stop - at.start) for index in range(at.start, at.stop))
+    return tuple(bias for bias in given if bias is not None)
+
+
 def biases_in_pairs(op: Op) -> bool:
-    """Whether gate and up of a GatedLinear both have a bias, or neither."""
-    return (op.input(3) is None) == (op.input(4) is None)
+    """Whether gate and up of a product both have a bias, or neither."""
+    return len(biases(op)) in (0, len(matrices(op)))
+
+
+def _matrices_at(op: Op) -> slice:
+    return MATRICES[op.kind.removeprefix("castiron.")]
 
 
 def reduces_last_axis(op: Op) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from castiron.errors import BuildError
 
+from ..ops import MATRICES
 from ..quant_plan import LinearPlan, TensorRef
 from ..weights.formats import CODE_DTYPES
 from .rewriter import (
@@ -19,8 +20,8 @@ from .rewriter import (
     shape_of,
 )
 
-#: Which operand of a product is its matrix; the bias comes behind it.
-_WEIGHT = {"Linear": 1, "ExpertLinear": 2}
+#: Products as they are before any are fused: each has one matrix.
+_PRODUCTS = ("Linear", "ExpertLinear")
 
 
 def quantize_linears(rewriter: Rewriter, ctx: PassContext) -> int:
@@ -35,9 +36,9 @@ def quantize_linears(rewriter: Rewriter, ctx: PassContext) -> int:
     scaled: dict[tuple[int, str], Tensor] = {}
     applied = 0
     for node in list(rewriter.graph.nodes):
-        if node.op not in _WEIGHT or node.domain != CASTIRON:
+        if node.op not in _PRODUCTS or node.domain != CASTIRON:
             continue
-        weight = node.inputs[_WEIGHT[node.op]]
+        weight = node.inputs[MATRICES[node.op].start]
         # Of experts the parameter, which reshapes that cancel have taken out of the expression
         known = [node.attrs.get("source", ""), *_weight_names(weight)]
         name = next((name for name in known if name in plans), None)
@@ -76,7 +77,7 @@ def _apply(
 ) -> None:
     if plan.x_format:
         node.attrs.update(x_format=plan.x_format, x_group=plan.x_group, x_scale=float(plan.x_scale))
-    matrix = _WEIGHT[node.op]
+    matrix = MATRICES[node.op].start
     if plan.output_scale is not None:
         bias = optional_input(node, matrix + 1)
         if bias is not None:

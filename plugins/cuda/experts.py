@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..launch import value, weight
+from ..reading import biases, biases_in_pairs, matrices, matrix_elements
 from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .expert_products import ExpertProduct
 from .kernels.experts import expert_stream, expert_tile
 from .kernels.quantized_experts import quantized_expert_stream, quantized_expert_tile
 from .products import Arguments
 from .quantize import rounded_input
-from .quantized_form import QuantizedForm, form_of, matrices
+from .quantized_form import QuantizedForm, form_of
 from .quantized_operands import QuantizedOperands, weight_uses
 from .quantized_tiles import product_of, quantized_classes, quantized_stream_tile
 from .reference_experts import expert_gated_linear, expert_linear
@@ -72,14 +73,9 @@ def _common(op: Op, context: Context) -> dict[str, Any]:
         "ids": op.required(1),
         "y": op.outputs[0],
         "shared_x": len(x.shape) == 2,
-        "has_bias": bool(_biases(op)),
+        "has_bias": bool(biases(op)),
         "activation": str(op.attrs.get("activation", "none")),
     }
-
-
-def _biases(op: Op) -> tuple[Operand, ...]:
-    given = op.inputs[4:6] if op.kind == _GATED else op.inputs[3:4]
-    return tuple(bias for bias in given if bias is not None)
 
 
 def _sizes(op: Op) -> tuple[int, int, int, int]:
@@ -95,8 +91,8 @@ def _lower(op: Op, context: Context) -> Lowering:
     shape = Product(outputs, inputs, op.kind == _GATED, _BYTES[x.dtype], experts=experts, picks=picks)
     product = _Plain(x=x, shape=shape, **_common(op, context))
     uses = [WeightUse(tuple(w.name for w in matrices(op)), "matrix")]
-    if _biases(op):
-        uses.append(WeightUse(tuple(bias.name for bias in _biases(op)), "vector"))
+    if biases(op):
+        uses.append(WeightUse(tuple(bias.name for bias in biases(op)), "vector"))
     call = _call(op, product, "", (x.name,), tuple(uses))
     return Lowering((call,), product.temporaries)
 
@@ -108,7 +104,7 @@ def _lower_quantized(op: Op, context: Context) -> Lowering:
     outputs, _, experts, picks = _sizes(op)
     columns = WeightUse((matrices(op)[0].name,), "columns")
     read = rounded_input(x, op.outputs[0].name, form, context, columns)
-    uses = weight_uses(op, form, _biases(op))
+    uses = weight_uses(op, form, biases(op))
     x_bytes = 4 if read.x.dtype == "f32" else form.x_bytes
     product = _Quantized(
         form=form,
@@ -144,7 +140,7 @@ def _fits(op: Op, context: Context) -> bool:
         and isinstance(ids.shape[1], int)
         and ids.dtype == "i32"
         and all(w.constant and len(w.shape) == 2 for w in matrices(op))
-        and len(_biases(op)) in (0, len(matrices(op)))
+        and biases_in_pairs(op)
     )
 
 
@@ -154,7 +150,7 @@ def _quantized_fits(op: Op, context: Context) -> bool:
 
 def _seconds(op: Op, context: Context, tokens: int, w_bytes: float, rate: float) -> float:
     """The larger of reading the matrices of all experts once and the arithmetic of those picked."""
-    elements = sum(element_count(w.shape, tokens) for w in matrices(op))
+    elements = matrix_elements(op)
     pairs = element_count(op.required(1).shape, tokens)
     arithmetic = 2.0 * pairs * elements / int(op.attrs["experts"])
     target = context.target

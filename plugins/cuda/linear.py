@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..launch import KernelLaunch, row_stride, value, weight
-from ..reading import biases_in_pairs
+from ..reading import biases_in_pairs, matrix_elements
 from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.linear import linear_stream, linear_tile
 from .kernels.linear_tma import linear_tma
@@ -118,8 +118,7 @@ def _gated_fits(op: Op, context: Context) -> bool:
 
 
 def _cost(op: Op, context: Context, tokens: int) -> float:
-    matrices = [o for o in op.inputs if o is not None and o.constant and len(o.shape) == 2]
-    elements = sum(element_count(o.shape, tokens) for o in matrices)
+    elements = matrix_elements(op)
     rows = element_count(op.required(0).shape[:1], tokens)
     target = context.target
     return max(2.0 * elements / target.bandwidth, 2.0 * rows * elements / target.matrix_flops)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..tactic import Context, Op, Operand, Quant
+from ..reading import matrices
+from ..tactic import Context, Op, Quant
 from ..targets import Target
 
 Math = Literal["half", "int8", "fp8"]
@@ -17,7 +18,6 @@ _WORDS = ("int4", "fp4")
 _BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
 _RUN = {"int4": 32, "fp4": 16}
 _EXPERTS = ("castiron.ExpertLinear", "castiron.ExpertGatedLinear")
-_GATED = ("castiron.GatedLinear", "castiron.ExpertGatedLinear")
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,6 @@ def _quant_of(op: Op) -> Quant | None:
     scale_dtype: Literal["f32", "f16"] = "f16" if first.scale_dtype == second.scale_dtype == "f16" else "f32"
     offset = first.has_offset or second.has_offset
     return Quant(first.format, first.group, scale_dtype, offset, first.columns)
-
-
-def matrices(op: Op) -> list[Operand]:
-    """The weights of a product, or gate and up."""
-    first = 2 if op.kind in _EXPERTS else 1  # those of experts follow the ids
-    return [op.required(first + index) for index in range(2 if op.kind in _GATED else 1)]
 
 
 def _math(quant: Quant, x_format: str, target: Target) -> Math:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..launch import KernelLaunch, When, row_stride, value
-from ..reading import biases_in_pairs
+from ..reading import biases, biases_in_pairs, matrices, matrix_elements
 from ..tactic import Call, Context, Lowering, Op, Operand, Tactic, WeightUse, element_count
 from .kernels.quantized_linear import quantized_stream, quantized_tile
 from .kernels.scaled_linear import scaled_tile
 from .products import Arguments, MatrixProduct, tiling
 from .quantize import RoundedInput, float4_input, rounded_input
-from .quantized_form import QuantizedForm, form_of, matrices
+from .quantized_form import QuantizedForm, form_of
 from .quantized_operands import QuantizedOperands, weight_uses
 from .quantized_tiles import product_of, quantized_classes, quantized_stream_tile, scaled_classes
 from .reference_ops import gated_linear, linear
@@ -82,7 +82,6 @@ def _lower(op: Op, context: Context) -> Lowering:
     assert form is not None, "accepted"
     gated = op.kind == "castiron.GatedLinear"
     x, y, w = op.required(0), op.outputs[0], op.required(1)
-    given = (op.input(3), op.input(4)) if gated else (op.input(2),)
     residual = None if gated else op.input(3)
     columns = WeightUse((w.name,), "columns")
     few = many = None
@@ -93,7 +92,7 @@ def _lower(op: Op, context: Context) -> Lowering:
     if form.scaled:
         many_x = float4_input(x, y.name, form, context, many, codes=True)
     x_bytes = 4 if x_read.x.dtype == "f32" else form.x_bytes
-    uses = weight_uses(op, form, tuple(bias for bias in given if bias is not None))
+    uses = weight_uses(op, form, biases(op))
     product = _Product(
         name=y.name,
         form=form,
@@ -130,15 +129,13 @@ def _lower(op: Op, context: Context) -> Lowering:
 def _fits(op: Op, context: Context) -> bool:
     if any(not w.constant or len(w.shape) != 2 for w in matrices(op)):
         return False
-    if op.kind == "castiron.GatedLinear" and not biases_in_pairs(op):
-        return False
-    return form_of(op, context) is not None
+    return biases_in_pairs(op) and form_of(op, context) is not None
 
 
 def _cost(op: Op, context: Context, tokens: int) -> float:
     form = form_of(op, context)
     assert form is not None, "accepted"
-    elements = sum(element_count(w.shape, tokens) for w in matrices(op))
+    elements = matrix_elements(op)
     rows = element_count(op.required(0).shape[:1], tokens)
     target = context.target
     rate = target.matrix_flops * (1.0 if form.math == "half" else 2.0)

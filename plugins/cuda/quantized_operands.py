@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..launch import Param, row_stride, value, weight
+from ..reading import matrices
 from ..tactic import Context, Op, Operand, WeightUse
 from .products import Arguments
 from .quantize import RoundedInput
-from .quantized_form import QuantizedForm, matrices
+from .quantized_form import QuantizedForm
 from .types import next_power_of_two, pointer
 
 

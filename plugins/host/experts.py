@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..reading import biases_in_pairs, matrix_elements
 from ..tactic import (
     Attr,
     Context,
@@ -88,7 +89,7 @@ def _quantized(op: Op, context: Context) -> Lowering:
 
 
 def _gated_fits(op: Op, context: Context) -> bool:
-    return _linear_fits(op, context) and _biases_in_pairs(op)
+    return _linear_fits(op, context) and biases_in_pairs(op)
 
 
 def _gated(op: Op, context: Context) -> Lowering:
@@ -98,7 +99,7 @@ def _gated(op: Op, context: Context) -> Lowering:
 
 def _quantized_gated_fits(op: Op, context: Context) -> bool:
     same = op.required(2).quant == op.required(3).quant
-    return _quantized_fits(op, context) and same and _biases_in_pairs(op)
+    return _quantized_fits(op, context) and same and biases_in_pairs(op)
 
 
 def _quantized_gated(op: Op, context: Context) -> Lowering:
@@ -107,10 +108,6 @@ def _quantized_gated(op: Op, context: Context) -> Lowering:
     uses, stored = quantized_uses(_pair(op, 2), quant, int(op.attrs["experts"]))
     attrs = {**stored, **rounding(op, context, quant)}
     return _gated_product(op, "quantized_expert_gated_linear", uses, attrs)
-
-
-def _biases_in_pairs(op: Op) -> bool:
-    return (op.input(4) is None) == (op.input(5) is None)
 
 
 def _pair(op: Op, first: int) -> tuple[str, str]:
@@ -137,8 +134,7 @@ def _product(op: Op, kernel: str, weights: list[WeightUse], attrs: dict[str, Att
 
 def _cost(op: Op, context: Context, tokens: int) -> float:
     """The larger of arithmetic and reading the matrices of all experts once; a quantized product is dear."""
-    matrices = [o for o in op.inputs if o is not None and o.constant and len(o.shape) == 2]
-    one = sum(element_count(o.shape, tokens) for o in matrices) / int(op.attrs["experts"])
+    one = matrix_elements(op) / int(op.attrs["experts"])
     arithmetic = 2.0 * element_count(op.required(1).shape, tokens) * one / FLOPS
     return max(arithmetic, bandwidth_cost(op, context, tokens))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..reading import biases_in_pairs, is_plain_matmul, rounding_attrs
+from ..reading import biases_in_pairs, is_plain_matmul, matrix_elements, rounding_attrs
 from ..tactic import (
     Attr,
     Call,
@@ -63,8 +63,7 @@ def _gated_fits(op: Op, context: Context) -> bool:
 
 
 def _product_cost(op: Op, context: Context, tokens: int) -> float:
-    matrices = [o for o in op.inputs if o is not None and o.constant and len(o.shape) == 2]
-    weights = sum(element_count(o.shape, tokens) for o in matrices)
+    weights = matrix_elements(op)
     # The larger of arithmetic and reading the weights once.
     return max(2.0 * tokens * weights / FLOPS, bandwidth_cost(op, context, tokens))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...graph.quant_plan import CODE_BITS
-from ..reading import biases_in_pairs, rounding_attrs
+from ..reading import biases_in_pairs, matrix_elements, rounding_attrs
 from ..tactic import (
     Attr,
     Context,
@@ -12,7 +12,6 @@ from ..tactic import (
     Quant,
     Tactic,
     WeightUse,
-    element_count,
 )
 from .epilogue import Epilogue, gated_epilogue, linear_epilogue
 from .kernels import host_call
@@ -94,8 +93,7 @@ def _cost(op: Op, context: Context, tokens: int) -> float:
     """The larger of arithmetic and reading the codes once."""
     quant = op.required(1).quant
     assert quant is not None  # _fits
-    matrices = [o for o in op.inputs if o is not None and o.quant is not None]
-    weights = sum(element_count(o.shape, tokens) for o in matrices)
+    weights = matrix_elements(op)
     integers = rounding(op, context, quant)["x_format"] == "int8"
     arithmetic = 2.0 * tokens * weights / (_INTEGER_OPS if integers else _FLOAT_OPS)
     return max(arithmetic, weights * CODE_BITS[quant.format] / 8 / context.target.bandwidth)
