@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from ..graph.capturing.experts import has_interface
+from ..graph.capturing.experts import has_interface, parameters_of, through
 from ..graph.checkpoint import Checkpoint
 from ..graph.streamed import StreamedParameter, read_float32
 
@@ -97,7 +97,7 @@ def find_experts(model: Any, checkpoint: Checkpoint) -> list[Site]:
     for path, module in model.named_modules():
         if not has_interface(module):
             continue
-        for parameter in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+        for parameter in parameters_of(module):
             experts, rows, columns = (int(size) for size in getattr(module, parameter).shape)
             if module.is_transposed:
                 rows, columns = columns, rows
@@ -113,7 +113,7 @@ def _run_experts(
 ) -> Tensor:
     """The forward of experts, expert by expert, with ``product`` for the parameters in ``own``."""
 
-    def multiply(parameter: str, rows: Tensor, expert: int) -> Tensor:
+    def multiply(expert: int, parameter: str, rows: Tensor) -> Tensor:
         if parameter in own:
             return product(own[parameter].of_expert(expert), rows)
         matrix = getattr(module, parameter)[expert]
@@ -123,11 +123,7 @@ def _run_experts(
     out = torch.zeros_like(x)
     for expert in torch.unique(expert_ids).tolist():
         token, pick = torch.where(expert_ids == expert)
-        y = multiply("gate_up_proj" if module.has_gate else "up_proj", x[token], expert)
-        y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
-        y = multiply("down_proj", y, expert)
-        if getattr(module, "has_post_expert_norm", False):
-            y = module.post_expert_norm(y)
+        y = through(module, x[token], partial(multiply, expert))
         out.index_add_(0, token, y * weights[token, pick, None])
     return out
 

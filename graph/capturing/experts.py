@@ -9,6 +9,7 @@ traced as it is, like the router before it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,20 @@ def has_interface(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("is_transposed", "has_gate", "has_bias", "_apply_gate"))
 
 
+def parameters_of(module: Any) -> tuple[str, str]:
+    """The parameters of the matrices of experts: those before the gate, and those behind it."""
+    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+
+
+def through(module: Any, x: Tensor, multiply: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """What experts make of x [.., H], before it is weighted: ``multiply`` a parameter and its input."""
+    first, second = parameters_of(module)
+    y = multiply(first, x)
+    y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
+    y = multiply(second, y)
+    return module.post_expert_norm(y) if getattr(module, "has_post_expert_norm", False) else y
+
+
 def replace_experts(model: nn.Module) -> dict[str, str]:
     """Gives experts a forward of two products. Returns what became of each class."""
     found: dict[str, str] = {}
@@ -36,19 +51,13 @@ def replace_experts(model: nn.Module) -> dict[str, str]:
 
 def _forward(module: Any, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
     """x [T, H], expert_ids and weights [T, k] -> [T, H]."""
-    first = "gate_up_proj" if module.has_gate else "up_proj"
-    y = _product(module, x, expert_ids, first)
-    y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
-    y = _product(module, y, expert_ids, "down_proj")
-    if getattr(module, "has_post_expert_norm", False):
-        y = module.post_expert_norm(y)
-    result: Tensor = torch.ops.castiron.combine_experts(y, weights)
-    return result
 
+    def multiply(name: str, rows: Tensor) -> Tensor:
+        bias = getattr(module, f"{name}_bias") if module.has_bias else None
+        picked: Tensor = torch.ops.castiron.expert_linear(
+            rows, expert_ids, getattr(module, name), bias, module.is_transposed
+        )
+        return picked
 
-def _product(module: Any, x: Tensor, expert_ids: Tensor, name: str) -> Tensor:
-    bias = getattr(module, f"{name}_bias") if module.has_bias else None
-    result: Tensor = torch.ops.castiron.expert_linear(
-        x, expert_ids, getattr(module, name), bias, module.is_transposed
-    )
+    result: Tensor = torch.ops.castiron.combine_experts(through(module, x, multiply), weights)
     return result
