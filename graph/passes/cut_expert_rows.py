@@ -42,14 +42,9 @@ def _cut(rewriter: Rewriter, node: Node) -> bool:
         return False
     output = node.outputs[0]
     experts, count = int(linear.attrs["experts"]), int(shape_of(output)[-1])
-    cut = {"experts": experts, "start": start, "step": step, "count": count}
 
     def rows(tensor: Tensor) -> Tensor:
-        name = f"{tensor.name}[{start}::{step}]"
-        shape = [experts * count, *shape_of(tensor)[1:]]
-        return rewriter.op(
-            "PickRows", [tensor], shape, attrs=cut, domain=CASTIRON, dtype=tensor.dtype, hint=name
-        )
+        return rewriter.pick_rows(tensor, experts, start, count, step)
 
     bias = optional_input(linear, 3)
     y = rewriter.op(

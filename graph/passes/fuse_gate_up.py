@@ -90,14 +90,9 @@ class _Half:
         return None if self._bias is None else self._rows(self._bias)
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        dims = shape_of(tensor)
         if self.experts:
-            cut = {"experts": self.experts, "start": self.start, "step": 1, "count": self.width}
-            shape = [self.experts * self.width, *dims[1:]]
-            name = f"{tensor.name}[{self.start}:{self.stop}]"
-            return self.rewriter.op(
-                "PickRows", [tensor], shape, attrs=cut, domain=CASTIRON, dtype=tensor.dtype, hint=name
-            )
+            return self.rewriter.pick_rows(tensor, self.experts, self.start, self.width)
+        dims = shape_of(tensor)
         if self.width == dims[0]:
             return tensor
         bounds = [self.rewriter.constant([v], "bound") for v in (self.start, self.stop, 0, 1)]

@@ -230,6 +230,13 @@ class Rewriter:
         bounds = [self.constant([v], "bound") for v in (start, stop, 1, 1)]
         return self.op("Slice", [tensor, *bounds], [rows, stop - start], dtype=tensor.dtype, hint=hint)
 
+    def pick_rows(self, tensor: Tensor, experts: int, start: int, count: int, step: int = 1) -> Tensor:
+        """``count`` rows of every expert's matrix (elements of its bias) from ``start`` on, by ``step``."""
+        cut = {"experts": experts, "start": start, "step": step, "count": count}
+        shape = [experts * count, *shape_of(tensor)[1:]]
+        name = f"{tensor.name}[{start}:{start + count}]" if step == 1 else f"{tensor.name}[{start}::{step}]"
+        return self.op("PickRows", [tensor], shape, attrs=cut, domain=CASTIRON, dtype=tensor.dtype, hint=name)
+
     def replace(self, old: Tensor, new: Tensor) -> None:
         """Make every consumer of ``old`` read ``new``; graph outputs keep their name."""
         for consumer in list(old.outputs):
