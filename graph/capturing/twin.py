@@ -14,6 +14,8 @@ from typing import Any
 import onnx
 from onnx import helper
 
+from ..checkpoint.config_values import EXPERT_COUNTS, EXPERT_PICKS
+
 #: Up to here a model is its own twin.
 MAX_PARAMETERS = 8_000_000
 _MAX_LAYERS = 12
@@ -32,8 +34,6 @@ _INNER_SIZES = (
 )
 #: More than any model picks for a token.
 _EXPERTS = 16
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_PICKS = ("num_experts_per_tok", "moe_k", "moe_topk")
 
 
 def is_small(config: Any, parameters: int) -> bool:
@@ -113,8 +113,8 @@ def _narrow(config: Any, factor: int) -> None:
         value = getattr(config, name, None)
         if isinstance(value, int):
             setattr(config, name, min(value, _INNER_SIZE))
-    picks = max((n for name in _PICKS if isinstance(n := getattr(config, name, None), int)), default=0)
-    for name in _EXPERT_COUNTS:
+    picks = max((n for name in EXPERT_PICKS if isinstance(n := getattr(config, name, None), int)), default=0)
+    for name in EXPERT_COUNTS:
         value = getattr(config, name, None)
         if isinstance(value, int):
             setattr(config, name, min(value, max(_EXPERTS, picks)))

@@ -12,6 +12,9 @@ from castiron.errors import CheckpointError
 #: Whether a value is one that the field may have, and which are.
 _Rule: TypeAlias = tuple[Callable[[Any], bool], str]
 
+#: Fields of mixtures of experts: how many there are, and how many a token takes.
+EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_PICKS: Final = ("num_experts_per_tok", "moe_k", "moe_topk")
 _MOST: Final = 2**31 - 1
 _DTYPE: Final = re.compile(r"(torch\.)?(bfloat16|u?int\d+|float(\d+(_\w+)?)?|half|double)")
 
@@ -56,8 +59,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_hidden_size", "vocab_size"), _COUNT),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), _COUNT),
     **dict.fromkeys(("sliding_window", "attention_chunk_size"), _COUNT_OR_NONE),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _COUNT_OR_NONE),
-    **dict.fromkeys(("moe_num_experts", "num_experts_per_tok", "moe_intermediate_size"), _COUNT_OR_NONE),
+    **dict.fromkeys((*EXPERT_COUNTS, "num_experts_per_tok", "moe_intermediate_size"), _COUNT_OR_NONE),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"), _EPSILON),
     **dict.fromkeys(("rope_theta", "rotary_emb_base"), _POSITIVE),
     **dict.fromkeys(("bos_token_id", "pad_token_id"), _TOKEN),
@@ -84,15 +86,10 @@ def check_values(config: Mapping[str, Any], where: str) -> None:
             _check(name, value, _RULES[name], where)
 
 
-#: Fields of mixtures of experts: how many there are, and how many a token takes.
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_PICKS: Final = ("num_experts_per_tok", "moe_k", "moe_topk")
-
-
 def check_routing(config: Mapping[str, Any], where: str) -> None:
     """Raise CheckpointError where a token of a configuration's mixture cannot take its experts."""
-    experts_name, experts = _first(config, _EXPERTS)
-    picks_name, picks = _first(config, _PICKS)
+    experts_name, experts = _first(config, EXPERT_COUNTS)
+    picks_name, picks = _first(config, EXPERT_PICKS)
     if not experts or picks is None:
         return
     _check(picks_name, picks, _between(1, experts, f"{experts_name}, which is {experts}"), where)
