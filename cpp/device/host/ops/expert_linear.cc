@@ -133,12 +133,8 @@ private:
             output.places = sorted.order + start;
             if (output_.bias != nullptr) output.bias = output_.bias + e * bias_stride;
             for (; mine < first + tiles.count(shape); mine = context.next()) {
-                const LinearTile part = tiles.at(shape, mine - first);
-                tile.row_begin = part.row_begin;
-                tile.row_end = part.row_end;
-                tile.block_begin = part.block_begin;
-                tile.block_end = part.block_end;
-                if (part.row_begin < part.row_end) product_->run(output, tile, lane.scratch);
+                tile.part = tiles.at(shape, mine - first);
+                if (tile.part.row_begin < tile.part.row_end) product_->run(output, tile, lane.scratch);
             }
             first += tiles.count(shape);
         }

@@ -91,16 +91,11 @@ public:
                                 .panels_per_block = sizes_.panels_per_block(),
                                 .height = product_->height(),
                                 .row_bytes = tile.x_stride};
-        for_linear_tiles(context, lane, shape,
-                         [&](int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
-                             const WeightsAhead& ahead) {
-                             tile.row_begin = row_begin;
-                             tile.row_end = row_end;
-                             tile.block_begin = block_begin;
-                             tile.block_end = block_end;
-                             tile.ahead = ahead;
-                             product_->run(output, tile, lane.scratch);
-                         });
+        for_linear_tiles(context, lane, shape, [&](const LinearTile& part, const WeightsAhead& ahead) {
+            tile.part = part;
+            tile.ahead = ahead;
+            product_->run(output, tile, lane.scratch);
+        });
     }
 
 private:

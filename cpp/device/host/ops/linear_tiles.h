@@ -21,6 +21,7 @@ struct LinearShape {
     int64_t row_bytes = 0;  // of activations
 };
 
+// Rows [row_begin, row_end) of x, blocks [block_begin, block_end) of the weight.
 struct LinearTile {
     int64_t row_begin = 0, row_end = 0;
     int64_t block_begin = 0, block_end = 0;
@@ -89,8 +90,7 @@ inline constexpr int64_t kStreamRows = 6;
     return matrix ? matrix_tiles(shape, parts) : vector_tiles(shape, parts);
 }
 
-// Calls f(row_begin, row_end, block_begin, block_end, WeightsAhead) for this thread's part; what a call
-// covers has room in kLinearSumFloats.
+// Calls f(LinearTile, WeightsAhead) for this thread's part; what a call covers has room in kLinearSumFloats.
 template <typename F>
 void for_linear_tiles(const StepContext& context, const Lane& lane, const LinearShape& shape, F f) {
     WeightsAhead ahead;
@@ -100,7 +100,7 @@ void for_linear_tiles(const StepContext& context, const Lane& lane, const Linear
         for (int64_t block = begin; block < end; block += kMaxLinearBlocks) {
             const int64_t next = block + kMaxLinearBlocks;
             ahead.next_block = next < end ? next : -1;
-            f(int64_t{0}, shape.rows, block, std::min(next, end), ahead);
+            f(LinearTile{0, shape.rows, block, std::min(next, end)}, ahead);
             ahead.cold = false;
         }
         return;
@@ -113,9 +113,7 @@ void for_linear_tiles(const StepContext& context, const Lane& lane, const Linear
         const int64_t next = tile + lane.parts;
         const int64_t next_block = next < tiles ? t.first_block(shape, next) : part.block_begin;
         ahead.next_block = next_block != part.block_begin ? next_block : -1;
-        if (part.row_begin < part.row_end) {
-            f(part.row_begin, part.row_end, part.block_begin, part.block_end, ahead);
-        }
+        if (part.row_begin < part.row_end) f(part, ahead);
         ahead.cold = false;
     }
 }

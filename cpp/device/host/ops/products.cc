@@ -60,13 +60,15 @@ void FloatProduct::prepare_row(const float* x, std::byte* row, float*) const {
 }
 
 void FloatProduct::run(const LinearOutput& output, const ProductTile& t, float* scratch) const {
+    const LinearTile& part = t.part;
     const std::byte* weight = weight_ + t.expert * sizes_.panels() * panel_bytes_;
     if (bf16_) {
         const Bf16Args args{
             .x = t.x, .x_stride = t.x_stride, .weight = weight, .k = sizes_.k, .gated = sizes_.gated};
-        kernels_.bf16.product(args, t.row_begin, t.row_end, t.block_begin, t.block_end, scratch, t.ahead);
+        kernels_.bf16.product(args, part.row_begin, part.row_end, part.block_begin, part.block_end, scratch,
+                              t.ahead);
         const auto finish = output.rounded != nullptr ? kernels_.bf16.output : kernels_.linear_output;
-        return finish(output, t.row_begin, t.row_end, t.block_begin, t.block_end, scratch);
+        return finish(output, part.row_begin, part.row_end, part.block_begin, part.block_end, scratch);
     }
     LinearArgs args{output};
     args.x = reinterpret_cast<const float*>(t.x);
@@ -74,7 +76,7 @@ void FloatProduct::run(const LinearOutput& output, const ProductTile& t, float* 
     args.weight = weight;
     args.bf16 = stored_bf16_;
     args.k = sizes_.k;
-    kernels_.linear(args, t.row_begin, t.row_end, t.block_begin, t.block_end, scratch, t.ahead);
+    kernels_.linear(args, part.row_begin, part.row_end, part.block_begin, part.block_end, scratch, t.ahead);
 }
 
 QuantizedProduct::QuantizedProduct(StepChecker& step, const ProductSizes& sizes)
@@ -145,6 +147,7 @@ void QuantizedProduct::prepare_row(const float* x, std::byte* row, float* scratc
 }
 
 void QuantizedProduct::run(const LinearOutput& output, const ProductTile& t, float* scratch) const {
+    const LinearTile& part = t.part;
     QuantizedArgs args{
         .weight = weight_, .rounding = rounding_, .x = t.x, .x_stride = t.x_stride, .gated = sizes_.gated};
     const int64_t panels = t.expert * sizes_.panels();
@@ -153,13 +156,13 @@ void QuantizedProduct::run(const LinearOutput& output, const ProductTile& t, flo
     if (weight_.offsets != nullptr) args.weight.offsets += panels * weight_.scale_panel_bytes();
     float* between = scratch + kLinearSumFloats;
     if (integers()) {
-        kernels_.integers.product(args, t.row_begin, t.row_end, t.block_begin, t.block_end, scratch,
-                                  reinterpret_cast<std::byte*>(between), t.ahead);
+        kernels_.integers.product(args, part.row_begin, part.row_end, part.block_begin, part.block_end,
+                                  scratch, reinterpret_cast<std::byte*>(between), t.ahead);
     } else {
-        kernels_.dequantized_product(args, t.row_begin, t.row_end, t.block_begin, t.block_end, scratch,
-                                     between);
+        kernels_.dequantized_product(args, part.row_begin, part.row_end, part.block_begin, part.block_end,
+                                     scratch, between);
     }
-    kernels_.linear_output(output, t.row_begin, t.row_end, t.block_begin, t.block_end, scratch);
+    kernels_.linear_output(output, part.row_begin, part.row_end, part.block_begin, part.block_end, scratch);
 }
 
 }  // namespace castiron::host

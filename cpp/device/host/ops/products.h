@@ -28,13 +28,12 @@ struct ProductSizes {
     [[nodiscard]] int64_t bias_size() const { return experts * (gated ? panels() * 16 : n); }
 };
 
-// One call of a product: rows [row_begin, row_end) of x, blocks [block_begin, block_end) of one expert.
+// One call of a product: a tile of x by the weight of one expert.
 struct ProductTile {
     const std::byte* x = nullptr;
     int64_t x_stride = 0;  // bytes
     int64_t expert = 0;
-    int64_t row_begin = 0, row_end = 0;
-    int64_t block_begin = 0, block_end = 0;
+    LinearTile part;
     WeightsAhead ahead;
 };
 

@@ -12,6 +12,16 @@ std::vector<Dim> outer(const Operand& o) {
     return {o.shape.begin(), o.shape.end() - 1};
 }
 
+// Checks that places lie along the last axis of rows.
+void check_places(StepChecker& step, const Operand& places, const Operand& rows) {
+    step.check(places, DType::kI32, places.shape);
+    step.check(rows, DType::kF32, rows.shape);
+    if (outer(rows) != outer(places)) step.fail("values and places have different rows");
+    if (places.shape.back().value < 1 || rows.shape.back().value < 1) {
+        step.fail("rows must be of fixed sizes");
+    }
+}
+
 // The k largest of each row and their places, in descending order; of equal ones the first. NaN is below all.
 class TopK final : public Op {
 public:
@@ -70,13 +80,10 @@ public:
         x_ = step.input(0);
         places_ = step.input(1);
         y_ = step.output(0);
-        step.check(x_, DType::kF32, x_.shape);
-        step.check(places_, DType::kI32, places_.shape);
+        check_places(step, places_, x_);
         step.check(y_, DType::kF32, places_.shape);
-        if (outer(x_) != outer(places_)) step.fail("values and places have different rows");
         width_ = x_.shape.back().value;
         count_ = places_.shape.back().value;
-        if (count_ < 1 || width_ < 1) step.fail("rows must be of fixed sizes");
         step.finish();
     }
 
@@ -102,12 +109,9 @@ public:
         step.expect(1, 0, 1);
         places_ = step.input(0);
         y_ = step.output(0);
-        step.check(places_, DType::kI32, places_.shape);
-        step.check(y_, DType::kF32, y_.shape);
-        if (outer(y_) != outer(places_)) step.fail("marks and places have different rows");
+        check_places(step, places_, y_);
         width_ = y_.shape.back().value;
         count_ = places_.shape.back().value;
-        if (count_ < 1 || width_ < 1) step.fail("rows must be of fixed sizes");
         step.finish();
     }
 
