@@ -145,16 +145,18 @@ TEST_CASE("a request cancelled while its step is under way ends at once, and the
     std::vector<int32_t> undisturbed;
     for (const bool cancelling : {false, true}) {
         Bench bench(true);
-        bench.device->delay = 500us;
         std::vector<RequestId> doomed;
+        bench.device->held_from = 0;
         if (cancelling) {
             for (int i = 0; i < 5; ++i) doomed.push_back(bench.engine->submit(prompt, make_params(150)));
         }
         const RequestId id = bench.engine->submit(prompt, make_params(100));
+        bench.device->held_from = 20;
         for (const RequestId each : doomed) {
             while (bench.said[each].tokens.size() < 5) bench.poll();
             bench.engine->cancel(each);
         }
+        bench.device->held_from = FakeDevice::kNever;
         bench.finish(doomed);
         bench.finish({id});
         for (const RequestId each : doomed) {
@@ -174,17 +176,21 @@ TEST_CASE("a request cancelled while its step is under way ends at once, and the
 TEST_CASE("a device that fails with two steps under way ends what ran, once, and serves on") {
     for (const bool at_start : {false, true}) {
         Bench bench(true);
-        bench.device->delay = 300us;
+        bench.device->held_from = 0;
         std::vector<RequestId> ids;
         for (int i = 0; i < 3; ++i) {
             ids.push_back(bench.engine->submit(std::vector<int32_t>{1, 2, i}, make_params(140)));
         }
-        while (bench.said[ids[0]].tokens.size() < 3) bench.poll();
+        bench.device->held_from = 10;
+        for (const RequestId id : ids) {
+            while (bench.said[id].tokens.size() < 3) bench.poll();
+        }
         if (at_start) {
             bench.device->fails_at_start = true;
         } else {
             bench.device->failures = 1;
         }
+        bench.device->held_from = FakeDevice::kNever;
         bench.finish(ids);
         for (const RequestId id : ids) {
             CHECK(bench.said[id].reason == FinishReason::kError);

@@ -205,12 +205,13 @@ TEST_CASE("a slow caller gets the news of many steps as one event") {
 
 TEST_CASE("a cancelled request ends within a step and gives its blocks back") {
     Bench bench({4, 64, 4, 4000});
-    bench.device->delay = 2ms;
+    bench.device->held_from = 5;
     const std::vector<int32_t> prompt(40, 1);
     const RequestId id = bench.engine->submit(prompt, greedy(3000));
     Outcomes outcomes;
     while (outcomes[id].tokens.size() < 3) take(*bench.engine, outcomes, 1s);
     bench.engine->cancel(id);
+    bench.device->held_from = FakeDevice::kNever;
     finish_all(*bench.engine, outcomes, 1);
     CHECK(outcomes[id].reason == FinishReason::kCancelled);
     CHECK(outcomes[id].tokens.size() < 20);
@@ -255,7 +256,7 @@ TEST_CASE("requests that cannot be served are refused with the numbers") {
     CHECK_THROWS_AS(engine.submit(std::vector<int32_t>{-1}, greedy(1)), std::invalid_argument);
     CHECK_THROWS_AS(engine.submit(std::vector<int32_t>(70, 1), greedy(1)),
                     std::invalid_argument);  // 3 blocks
-    bench.device->delay = 20ms;
+    bench.device->held_from = 0;
     const std::vector<int32_t> prompt = {1};
     int accepted = 0;
     const auto flood = [&] {
@@ -264,6 +265,7 @@ TEST_CASE("requests that cannot be served are refused with the numbers") {
     CHECK_THROWS_WITH_AS(flood(), "3 requests are waiting already (max_queue_size)", QueueFullError);
     CHECK(accepted >= 3);
     CHECK(accepted <= 5);
+    bench.device->held_from = FakeDevice::kNever;
 }
 
 TEST_CASE("options beyond what the engine was built for are refused") {

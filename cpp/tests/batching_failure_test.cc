@@ -14,12 +14,13 @@ using namespace std::chrono_literals;
 
 TEST_CASE("a failing step ends the running requests with the reason, and the engine goes on") {
     Bench bench({2, 64, 2, 200});
-    bench.device->delay = 1ms;
+    bench.device->held_from = 3;
     const std::vector<int32_t> prompt = {5, 6};
     Outcomes outcomes;
     const RequestId first = bench.engine->submit(prompt, greedy(100));
     while (outcomes[first].tokens.empty()) take(*bench.engine, outcomes, 1s);
     bench.device->failures = 1;
+    bench.device->held_from = FakeDevice::kNever;
     finish_all(*bench.engine, outcomes, 1);
     CHECK(outcomes[first].reason == FinishReason::kError);
     CHECK(outcomes[first].error == "the device failed: the fake device was told to fail");
@@ -59,13 +60,14 @@ TEST_CASE("a device that keeps failing makes the engine dead, and submit says so
 
 TEST_CASE("a lost device makes the engine dead at once: running and waiting requests end with the reason") {
     Bench bench({1, 64, 1, 4000});
-    bench.device->delay = 1ms;
+    bench.device->held_from = 3;
     const std::vector<int32_t> prompt = {5, 6};
     const RequestId running = bench.engine->submit(prompt, greedy(3000));
     bench.engine->submit(prompt, greedy(3000));
     Outcomes outcomes;
     while (outcomes[running].tokens.empty()) take(*bench.engine, outcomes, 1s);
     bench.device->lost = true;
+    bench.device->held_from = FakeDevice::kNever;
     finish_all(*bench.engine, outcomes, 2);
     for (const auto& [id, outcome] : outcomes) {
         CHECK(outcome.reason == FinishReason::kError);
@@ -85,7 +87,7 @@ TEST_CASE("a step that hangs ends every request with the reason, and what the en
     const RequestId first = bench.engine->submit(std::vector<int32_t>{1, 2, 3}, greedy(5));
     finish_all(*bench.engine, outcomes, 1);
     CHECK(outcomes[first].reason == FinishReason::kLength);
-    bench.device->hangs = true;
+    bench.device->held_from = 0;
     for (int i = 0; i < 3; ++i) bench.engine->submit(std::vector<int32_t>{1, 2, i}, greedy(50));
     finish_all(*bench.engine, outcomes, 4);
     outcomes.erase(first);
@@ -100,7 +102,7 @@ TEST_CASE("a step that hangs ends every request with the reason, and what the en
     CHECK(stats.stall_report.find("prompt tokens, 0 generated") != std::string::npos);
     CHECK(stats.running == 0);
     CHECK_FALSE(bench.engine->shutdown());
-    bench.device->hangs = false;
+    bench.device->held_from = FakeDevice::kNever;
 }
 
 TEST_CASE("a slow device is not taken for one that hangs") {

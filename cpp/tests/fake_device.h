@@ -152,11 +152,11 @@ public:
     }
 
     std::span<const float> forward(const Batch& batch) override {
-        ++steps;
+        const int step = steps++;
         copy_blocks(copies_);
         copies_.clear();
         if (delay.count() > 0) std::this_thread::sleep_for(delay);
-        while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        hold(step);
         if (lost) throw DeviceLostError("the fake device was told to vanish");
         if (failures > 0) {
             --failures;
@@ -255,11 +255,14 @@ public:
         }
     }
 
-    std::atomic<bool> hangs{false};           // steps do not come back
     std::atomic<bool> lost{false};            // every step throws that the device is lost
     std::atomic<int> failures{0};             // so many of the next steps throw
     std::atomic<bool> fails_at_start{false};  // the next step that is started throws
     std::atomic<int> steps{0};
+    // The step of this number, from 0, and those behind it stay on the device until somebody says otherwise:
+    // what a test does meanwhile meets them there, however slow or fast the machine is.
+    std::atomic<int> held_from{kNever};
+    static constexpr int kNever = std::numeric_limits<int>::max();
     std::chrono::microseconds delay{0};
     int window = 0;  // tokens that a token sees, itself among them; 0: all
     // Only some layers have it: a token is seen through the others for good, and checked in these.
@@ -314,6 +317,14 @@ private:
         under_way_.clear();
         copies_.clear();
         throw std::runtime_error("the fake device was told to fail");
+    }
+
+    // A minute at most, so that a test that fails meanwhile does not hang.
+    void hold(int step) const {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+        while (step >= held_from && std::chrono::steady_clock::now() < deadline) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
     }
 
     static void require(bool holds, const char* what) {
