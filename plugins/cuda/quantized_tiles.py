@@ -32,11 +32,12 @@ def product_of(
 
 def quantized_stream_tile(target: Target, product: Product, form: QuantizedForm) -> StreamTile:
     """As tiles.stream_tile, with steps inside one group of scales where sums are scaled."""
-    block_n = stream_block_n(target, product)
-    if product.gated and product.experts > 1:
-        block_n = 16  # two sums of 32 rows beside picked rows spill on sm_89
+    # Beside picked rows more would spill: two sums of 32 rows on sm_89, one with int4 codes on sm_100, and on
+    # sm_90 a fourth stage of float4 codes for two sums.
+    picked = product.experts > 1
+    block_n = 16 if picked else stream_block_n(target, product)
     small = target.shared_bytes < 128 << 10
-    stages = 3 if small else 4
+    stages = 3 if small or (picked and product.gated) else 4
     stage = _STAGE_BYTES // 2 if small else _STAGE_BYTES
     of_weights = int(stage / (product.w_bytes * block_n * product.matrices))
     step = min(of_weights, stage // (STREAM_ROWS * product.x_bytes)) // _WARPS
@@ -79,9 +80,13 @@ def candidates(target: Target, product: Product, form: QuantizedForm) -> list[Ti
     shapes = [(32, 64, 4), (64, 64, 4), (64, 128, 4 if not twice else 8), (128, 64, 4 if not twice else 8)]
     if not (twice and form.x_scales == "sums"):
         shapes.append((128, 128, 8))
-    # Of 32 picked rows sm_80's code for int8 spills.
     if product.experts > 1:
+        # Of 32 picked rows sm_80's code for int8 spills.
         shapes = shapes[1:]
+        if target.compute_capability == 100 and form.math == "fp8" and twice and not product.gated:
+            shapes = [
+                (64, 64, 8)
+            ]  # sm_100's for float8 with scaled sums, of larger tiles or with fewer warps
     found = []
     for block_m, columns, warps in shapes:
         block_n = max(columns // product.matrices, 64 if deep else 16)
