@@ -127,8 +127,9 @@ def test_a_token_that_goes_to_another_expert_does_not_fail_a_build(
     limits = {**LIMITS, "max_num_tokens": 64, "max_seq_len": 256}
     report = build(tmp_path / "model", tmp_path / "engine", BuildOptions(dtype="bfloat16", **limits))
     assert report.verification is not None
-    # It happens here: the largest error is that of another row, the mean over all rows is that of rounding.
-    assert report.verification.max_abs_error > 0.9
+    assert report.verification.passed
+    # Which rows that are depends on how this CPU rounds: on AVX2 the worst is off by 0.9, elsewhere there may
+    # be none (test_golden_comparison.py has some for sure). The mean over all that count is that of rounding.
     assert report.verification.mean_kl < 1e-5
 
 

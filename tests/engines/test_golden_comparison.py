@@ -117,6 +117,29 @@ def test_mixtures_forgive_a_few_rows_and_no_more() -> None:
     assert exact.outliers == 0.02
 
 
+def test_rows_of_other_experts_pass_where_they_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, model = write_tiny_engine(tmp_path / "engine", "bf16"), TinyModel("bf16")
+
+    def elsewhere(every: int) -> Any:
+        def defect(logits: Any, decode: bool) -> Any:
+            logits = logits.copy()
+            if not decode:
+                logits[every - 1 :: every] = -logits[every - 1 :: every]
+            return logits
+
+        return defect
+
+    assert not check(engine, model, elsewhere(16)).passed
+    monkeypatch.setattr("castiron.runtime.verify._routes", lambda *_: True)
+    report = check(engine, model, elsewhere(16))
+    assert report.passed
+    assert report.max_abs_error > 1
+    assert report.mean_kl < 1e-6
+    assert not check(engine, model, elsewhere(4)).passed
+
+
 def test_formats_with_few_bits_have_wider_bounds_and_float32_engines_have_not() -> None:
     plain, bytes_, halves = (
         tolerance_for("bfloat16", None, frozenset(formats)) for formats in ((), ("fp8",), ("mxfp4", "fp8"))
